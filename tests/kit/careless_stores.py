@@ -29,7 +29,7 @@ class Careful(MemoryStore):
 
     def __init__(self, objects: MemoryObjects) -> None:
         super().__init__(lambda: NOW_MS, name="tried", objects=objects)
-        self.seen: set[str] = set()  # what was read, or listed
+        self.seen: set[str] = set()  # names that were read or listed
         self.looks = 0  # at the clock
 
 
@@ -47,7 +47,7 @@ class IgnoresConditions(Careful):
 
 
 class ReplacesAndSaysSo(Careful):
-    """Tells that an object exists, and replaces it."""
+    """Reports that an object exists, and replaces it."""
 
     async def create(
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
@@ -58,7 +58,7 @@ class ReplacesAndSaysSo(Careful):
 
 
 class HeadThenPut(Careful):
-    """Keeps conditions, but lets others in between the look and the write."""
+    """Checks the condition, but lets other requests in between the check and the write."""
 
     async def create(
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
@@ -110,7 +110,7 @@ class CutsRanges(Careful):
 
 
 class DatesByAnotherClock(Careful):
-    """Objects are an hour older than its clock says."""
+    """Reports objects as an hour older than its clock says."""
 
     async def head(self, name: str) -> ObjectInfo:
         return replace(await super().head(name), modified_ms=NOW_MS - HOUR_MS)
@@ -157,7 +157,7 @@ def gets(change: Callable[[StoredObject], StoredObject]) -> Kind:
 
 
 def tells(clock_ms: Callable[[int], int | None]) -> Kind:
-    """Stores with this clock, by the number of the look; None: no answer."""
+    """Return a kind of store whose clock is `clock_ms(number of the read)`; None: no answer."""
 
     class Tells(Careful):
         async def now_ms(self) -> int:

@@ -17,7 +17,7 @@ SAFEKEEPER_PORT = 7655
 DOCKERFILE = "docker/Dockerfile"
 
 _VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?::([-?])([^}]*))?\}")
-_REPLACED = ("command", "entrypoint", "test")  # lists of which the last file's counts
+_REPLACED = ("command", "entrypoint", "test")  # lists that a later file replaces
 
 
 class VariableMissing(KeyError):
@@ -26,14 +26,14 @@ class VariableMissing(KeyError):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One service; `text` has all that the file says of it."""
+    """One service; `text` is its entry in the file."""
 
     name: str
     text: Mapping[str, Any]
 
     @property
     def argv(self) -> list[str]:
-        """What the first process of its container is, where the file says all of it."""
+        """Command line of the first process, if the file states all of it."""
         return [*self.text.get("entrypoint", []), *self.text.get("command", [])]
 
     @property
@@ -42,7 +42,7 @@ class Service:
 
     @property
     def health(self) -> list[str]:
-        """The command that tells whether it is well; empty when there is none."""
+        """Command of the health check; empty if there is none."""
         how, *argv = self.text.get("healthcheck", {}).get("test", ["NONE"])
         return argv if how == "CMD" else []
 
@@ -52,7 +52,7 @@ class Service:
 
     @property
     def dockerfile(self) -> str:
-        """What its image is built from; empty for an image of others."""
+        """Dockerfile of the image; empty if the image is not built here."""
         return str(self.text.get("build", {}).get("dockerfile", ""))
 
     @property
@@ -79,7 +79,7 @@ def read_compose(variables: Mapping[str, str], *more: str) -> dict[str, Service]
 
 
 def read_files(*more: str) -> dict[str, Any]:
-    """What compose.yaml says with these files, as it is before variables are filled in."""
+    """Return compose.yaml merged with these files, before variables are filled in."""
     merged: Any = {}
     for name in (COMPOSE, *more):
         merged = _merged("", merged, yaml.safe_load((DOCKER / name).read_text(encoding="utf-8")))

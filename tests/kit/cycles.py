@@ -1,4 +1,4 @@
-"""What only a garbage collection would free: objects that refer to each other in a circle."""
+"""Objects that refer to each other in a cycle, which only the garbage collector frees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cycles() -> list[object]:
 async def cycles_of(act: Callable[[], Awaitable[object]]) -> Counter[str]:
     """The types of what is left to the collector when `act` has come to its end."""
     gc.collect()
-    gc.freeze()  # all that is older need not be looked at
+    gc.freeze()  # older objects are not examined
     gc.disable()
     try:
         await act()

@@ -1,6 +1,6 @@
-"""Reads a Dockerfile: what the image starts, as which user, and which folders that user may write.
+"""Reads a Dockerfile: what the image starts, its user, and the folders that the user may write.
 
-It knows what the files of docker/ need: `install --directory` makes folders, users are numbers.
+Supports what the files of docker/ use: `install --directory` makes folders, users are numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MADE = re.compile(r"--(owner|group|mode)=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What a new volume that is mounted there takes over."""
+    """Owner and mode that a new volume takes over when it is mounted there."""
 
     uid: int
     gid: int
@@ -36,7 +36,7 @@ class Image:
 
     @property
     def last_stage(self) -> Image:
-        """What is done to the image itself, and not to those that it is made with."""
+        """The instructions of the last stage, which make the image itself."""
         words = [word for word, _ in self.instructions]
         return Image(self.instructions[len(words) - 1 - words[::-1].index("FROM") :])
 

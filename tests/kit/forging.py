@@ -16,7 +16,7 @@ def u32(number: int) -> bytes:
 
 
 def resealed(name: str, data: bytes, forged: bytes) -> bytes:
-    """`forged` with checksums that match, where the parts stand that `data` has."""
+    """Return `forged` with checksums that match, its parts being where they are in `data`."""
     sst = open_sst(name, data, database_id=None)
     layout = sst.footer.layout
     result = bytearray(forged)
@@ -45,7 +45,7 @@ def resealed_manifest(data: bytes) -> bytes:
 
 
 def patched(data: bytes, at: int, new: bytes) -> bytes:
-    """`data` with `new` in the place of what stands at `at`; negative: from the end."""
+    """Return `data` with `new` in place of the bytes at `at`; negative: from the end."""
     at %= len(data)
     return data[:at] + new + data[at + len(new) :]
 

@@ -1,4 +1,4 @@
-"""The roles of one database on any store, each with a store of its own, as processes would."""
+"""The roles of one database in this process, each with a store of its own."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ EAGER = CompactorSettings(
 
 @dataclass(slots=True)
 class Household:
-    """Opens the roles of the database to which `open_store` leads."""
+    """Opens the roles of the database that `open_store` leads to."""
 
     open_store: Callable[[], ObjectStore]
     runtime: Runtime
-    tick_ms: int  # by how much times that the store tells may differ
+    tick_ms: int  # by how much times from the store may differ
     stores: list[ObjectStore] = field(default_factory=list)
 
     def store(self) -> ObjectStore:
@@ -58,13 +58,13 @@ class Household:
             await create_database(self.store(), self.runtime, StoreSettings())
 
     async def open_writer(self, **settings: Any) -> Writer:
-        """A writer that has taken over, and that does not run yet."""
+        """Open a writer, which has taken over and does not run yet."""
         chosen = serve_settings(writer={"flush_interval_ms": 0} | settings)
         return await Writer.open(self.store(), settings=chosen, runtime=self.runtime)
 
     @asynccontextmanager
     async def writing(self, **settings: Any) -> AsyncIterator[Writer]:
-        """A writer that runs, and is closed in order."""
+        """Run a writer; close it in order at the end."""
         writer = await self.open_writer(**settings)
         async with running(writer):
             yield writer
@@ -91,7 +91,7 @@ class Household:
 
 @asynccontextmanager
 async def running(writer: Writer) -> AsyncIterator[asyncio.Task[None]]:
-    """The writer serves, until its end if it is closed; else it is gone in the middle of it all."""
+    """Run the writer: to its end if it was closed, else cancel it at the end of the block."""
     task = asyncio.create_task(writer.run())
     try:
         yield task

@@ -28,7 +28,7 @@ _OPERATORS: Mapping[int, Callable[[Any, Any], bool]] = {
 
 
 class KeyVersion(NamedTuple):
-    """What a commit left of a key."""
+    """State of a key that a commit left."""
 
     seq: int
     value: bytes | None
@@ -116,7 +116,7 @@ def keys_in(universe: Sequence[bytes], keys: kv_pb2.KeyRange) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a request does in one state: what is told, and what it leaves of the keys it changes."""
+    """Effect of a request in one state: its answer, and the new versions of the changed keys."""
 
     answer: WriteResult | Refusal
     left: Left = field(default_factory=dict)
@@ -238,7 +238,7 @@ def _txn(request: kv_pb2.TxnRequest, draft: _Draft) -> WriteResult:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """The changes of one request so far."""
+    """The changes of one request up to now."""
 
     moment: Moment
     left: Left = field(default_factory=dict)

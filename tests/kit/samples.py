@@ -113,7 +113,7 @@ ranges = st.lists(
     max_size=6,
 ).map(in_order)
 
-# Keys of the system, of which most neighbours differ in their last byte only.
+# System keys, most of which differ from their neighbour in the last byte only.
 system_keys = st.builds(
     record_key,
     st.binary(min_size=1, max_size=3) | st.binary(max_size=64).map(lambda key: b"k" + key[1:]),

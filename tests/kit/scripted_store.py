@@ -13,14 +13,14 @@ from tests.kit.store import FaultyStore, Lost, Request
 
 
 class Fate(enum.Enum):
-    """What becomes of a request."""
+    """Fate of a request."""
 
     ANSWERED = enum.auto()
-    REQUEST_LOST = enum.auto()  # nobody knows; it was never applied
-    REPLY_LOST = enum.auto()  # nobody knows; it was applied
-    LATE = enum.auto()  # nobody knows; it is applied right before the next create
+    REQUEST_LOST = enum.auto()  # outcome unknown; it was never applied
+    REPLY_LOST = enum.auto()  # outcome unknown; it was applied
+    LATE = enum.auto()  # outcome unknown; it is applied right before the next create
     REFUSED = enum.auto()  # unavailable; not applied
-    FORBIDDEN = enum.auto()  # as by a 403
+    FORBIDDEN = enum.auto()  # like a 403
     BROKEN = enum.auto()
 
 

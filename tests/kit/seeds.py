@@ -1,6 +1,6 @@
-"""The seed of a test run: new for each commit, and the same for whoever runs that commit again.
+"""The seed of a test run: new for each commit, the same for all runs of that commit.
 
-It is derived from the commit id; where files were changed since, from their contents as well.
+It is derived from the commit id and, where files were changed since, from their contents.
 TEST_SEED=N in the environment takes another one. The header of a run prints it.
 """
 
@@ -24,7 +24,7 @@ def run_seed() -> int:
     if given is None:
         digest = hashlib.sha256(_commit_id() + _changes()).digest()
         given = str(int.from_bytes(digest[:4], "big"))
-        os.environ[VARIABLE] = given  # what this process starts draws from the same one
+        os.environ[VARIABLE] = given  # child processes use the same seed
     return int(given)
 
 

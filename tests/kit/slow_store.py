@@ -17,7 +17,7 @@ class SlowStore(MemoryStore):
     """Creates take `create_ms`; a share of them is not answered, half of these not applied either.
 
     `most_slots_open` is the greatest number of WAL slots that were claimed at once: from the first
-    create until the claimant knows whose the slot is, with all pauses between its attempts.
+    create until the claimant knows the owner of the slot, with all pauses between its attempts.
     `most_creates` is the greatest number of creates of WAL objects that were in flight at once.
     """
 
@@ -66,7 +66,7 @@ class SlowStore(MemoryStore):
         if dice < self._lost:
             self.lost_count += 1
             return Unknown("the reply was lost")
-        if not isinstance(outcome, Exists):  # whose it is, the claimant will read
+        if not isinstance(outcome, Exists):  # the claimant will read the object to find its owner
             self._slots.discard(name)
         return outcome
 

@@ -26,7 +26,7 @@ from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.inline_runtime import finish
 
 STORE_NOW_MS = 1_700_000_000_000
-FOR_EVER = 10**9  # so many times
+FOR_EVER = 10**9  # a count that no test reaches
 
 R = TypeVar("R")
 
@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
     number: int  # from 0 on
     operation: str  # the name of the method of `ObjectStore`
-    name: str  # of the object, or the folder of a list; empty where there is none
+    name: str  # of the object, or the folder of a list; empty if there is none
     data: bytes = b""  # of a create
     offset: int = 0  # of a ranged read
     length: int = 0
@@ -297,7 +297,7 @@ class HeldCreate:
         self._store = store
 
     def apply(self) -> CreateOutcome:
-        """Let it take effect, if the name is free; nobody is told."""
+        """Apply it, if the name is free, without answering."""
         return finish(self._store.create(self.name, self.data, self.metadata))
 
     def release(self) -> None:

@@ -1,6 +1,6 @@
-"""How long a test waits for a condition before it calls it missed: longer on a busy machine.
+"""Timeouts of tests, scaled by the load of the machine.
 
-A wait ends when its condition holds, so patience costs time only where a test fails.
+A wait ends as soon as its condition holds: long timeouts cost time only where a test fails.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 
-_QUICK_S = 0.025  # what `_work` takes on a machine that has nothing else to do
+_QUICK_S = 0.025  # time of `_work` on an idle machine
 _POLL_S = 0.02
 
 
@@ -24,7 +24,7 @@ def scaled_timeout_s(seconds: float) -> float:
 
 
 async def until(condition: Callable[[], object], what: str, *, within_s: float = 30) -> None:
-    """Wait until `condition()` is true; AssertionError with `what` when patience is at its end."""
+    """Wait until `condition()` is true; raise AssertionError with `what` after the timeout."""
     end_s = time.monotonic() + scaled_timeout_s(within_s)
     while not condition():
         assert time.monotonic() < end_s, f"waited in vain for {what}"

@@ -17,7 +17,7 @@ P = ParamSpec("P")
 def virtual_time(
     orders: int = 1, *, seed: int = 0
 ) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
-    """Run a test in virtual time, in so many orders of the tasks that are ready."""
+    """Run a test in virtual time, in `orders` different orders of the tasks that are ready."""
 
     def decorated(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
         @functools.wraps(test)

@@ -1,4 +1,4 @@
-"""The simulation from the command line: campaigns of many seeds, and one seed told in full.
+"""The simulation from the command line: campaigns of many seeds, and a replay of one seed.
 
 python -m tests.sim campaign --seeds 2000
 python -m tests.sim campaign --seconds 180
@@ -41,8 +41,8 @@ from tests.sim.trace import timeline
 
 TEXT_SHOWN = 100
 SEEDS = 2_000
-CRASHES_MIN = 20_000  # in a campaign of so many seeds of all profiles
-ROUND_SEEDS = 500  # of a campaign that goes on for hours
+CRASHES_MIN = 20_000  # in a campaign with this many seeds of all profiles
+ROUND_SEEDS = 500  # of a campaign that runs for hours
 INTERRUPTED = 130  # the status of shells
 NUMBER, COUNT = click.IntRange(min=0), click.IntRange(min=1)
 PROCESSES = click.option(
@@ -87,7 +87,7 @@ def campaign(
     profiles: Sequence[str],
     processes: int | None,
 ) -> None:
-    """Run many seeds, and say what they came to; failures are shrunk and told."""
+    """Run many seeds and print the results; failures are shrunk and explained."""
     began_s = time.monotonic()
     end_s = None if hours is None else began_s + hours * 3_600
     began_with = simulated()
@@ -126,9 +126,10 @@ def campaign(
 
 
 def _tasks(profiles: Sequence[str], seeds: int, first: int, end_s: float | None) -> Iterator[Task]:
-    """So many seeds, and until the end as many more as are asked for in time.
+    """Yield `seeds` tasks, then more until the time is over.
 
-    Without `profiles` all, and besides `CORE_SHARE` times as many of the core of the quorum WAL.
+    Without `profiles` all are run, and in addition `CORE_SHARE` times as many of the core of the
+    quorum WAL.
     """
     chosen = {name: SHARES.get(name, 1) for name in profiles or SHARES}
     size = seeds if end_s is None else min(seeds, ROUND_SEEDS)
@@ -172,7 +173,7 @@ def _tasks(profiles: Sequence[str], seeds: int, first: int, end_s: float | None)
 def replay(
     profile: str, seed: int, steps: int, clients: int, left_out: Sequence[str], lines: int | None
 ) -> None:
-    """Run one seed and tell what happens, event by event, and how it ends."""
+    """Run one seed; print its events one by one, and the result."""
     without = frozenset(Trouble(each) for each in left_out)
     options = Options(steps, clients, EVERYTHING - without)
     run = attempt(seed, PROFILES[profile], options=options, keep_lines=lines or ALL_LINES)

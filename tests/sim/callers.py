@@ -1,4 +1,4 @@
-"""Clients: they write and read at writers at random, and repeat what they were not told."""
+"""Clients: they write and read at random writers, and repeat what was not acknowledged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.sim.requests import KEYS, Requests
 def check_i13_one_writer_serves(
     serving: Collection[str], running: Collection[str], endings: Sequence[str]
 ) -> None:
-    """Of the writers that run one is left, and it serves; `endings` tell why others do not."""
+    """Check that one writer runs, and that it serves; `endings` says why others ended."""
     if len(serving) != 1 or list(running) != list(serving):
         raise Violation(
             f"I13: in peace {list(serving)} serve, {list(running)} run; others ended by {endings}"
@@ -66,15 +66,15 @@ def check_i13_writes_succeed(operation: Operation) -> None:
 def check_i13_reads_are_answered(
     writer: str, answered: tuple[int, int], asked: tuple[int, int]
 ) -> None:
-    """As many gets and scans are answered as were asked for."""
+    """Check that all gets and scans were answered."""
     if answered != asked:
         raise Violation(f"I13: in peace {writer} answers {answered} gets and scans of {asked}")
 
 
 READ_TIMEOUT_MS = 30_000.0
 REFUSED = (ConditionFailed, NotACounter, CounterOverflow)
-# A refusal, or a read, that could not be confirmed says nothing; nothing was written either. Of a
-# writer that was stopped for so long that its snapshot has expired, what it reads may be gone (I7).
+# A refusal or a read that could not be confirmed has no result; nothing was written either. What a
+# writer reads may be gone if it was paused until its snapshot expired (I7).
 NOT_APPLIED = (Stopping, Overloaded, StoreUnavailable, SnapshotNotFound, QuorumUnavailable)
 UNKNOWN = (OutcomeUnknown, KeyExpired)
 UNANSWERED = (
@@ -96,7 +96,7 @@ _METHODS: dict[type, Callable[[Any], Callable[[Any, Call], Any]]] = {
 
 
 class Calls:
-    """Asks the writers of a cluster; one that is gone by then is not asked."""
+    """Calls to the writers of a cluster; a writer that is gone is not called."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -227,7 +227,7 @@ async def _scanned(kv: WriterKv) -> tuple[int, tuple[tuple[bytes, Got], ...]]:
 
 
 ATTEMPTS_MAX = 4
-TTL_SHARES = (0.05, 0.2, 0.6)  # of what is put in a run, that expires
+TTL_SHARES = (0.05, 0.2, 0.6)  # shares of the puts in a run that expire
 REPEATS_AT_ONCE = 20  # when all are repeated
 TIMEOUTS_MS = (50.0, 2_000.0, 30_000.0)
 PATIENT_MS = TIMEOUTS_MS[-1]
@@ -249,7 +249,7 @@ class Callers:
         while True:
             await self._sim.sleep_ms(random.choice([0.0, 20.0, 1_000.0]) * self._cluster.pace)
             name = await self._any_writer(random)
-            async with asyncio.TaskGroup() as tasks:  # what is asked at once may commit at once
+            async with asyncio.TaskGroup() as tasks:  # concurrent requests may commit together
                 for _ in range(random.choice([1, 2, 4])):
                     key, drawn = random.choice(KEYS), random.random()
                     if drawn < 0.8:
@@ -294,7 +294,7 @@ class Callers:
         await self._calls.attempt(operation, name, PATIENT_MS)
 
     async def put_one(self, name: str) -> None:
-        """Put a key and be told so (I13)."""
+        """Put a key; it must be acknowledged (I13)."""
         check_i13_writes_succeed(await self.try_to_put(name))
 
     async def try_to_put(self, name: str) -> Operation:
@@ -321,9 +321,9 @@ class Callers:
                     tasks.create_task(self._calls.attempt(operation, name, PATIENT_MS))
 
     async def _change(self, random: Random, name: str) -> None:
-        """One operation, at any writer that serves by then, until it is told or given up.
+        """Run one operation at any writer that serves, until it is settled or given up.
 
-        At times it is sent twice at once, and at times repeated although it was told.
+        Sometimes it is sent twice at once, and sometimes repeated although it was acknowledged.
         """
         operation = self._begin(self._requests(random).draw, random)
         for _ in range(ATTEMPTS_MAX):

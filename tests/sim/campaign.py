@@ -45,7 +45,7 @@ _NUMBERS = re.compile(r"(?:I\d+|F\d+)(?:, (?:I\d+|F\d+))*")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to run."""
+    """One run: a profile, a seed and options."""
 
     profile: str
     seed: int
@@ -57,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it. Equal tasks give equal outcomes, but for `cpu_s`."""
+    """Result of a task. Equal tasks give equal outcomes, except for `cpu_s`."""
 
     task: Task
     trace_hash: str
@@ -65,9 +65,9 @@ class Outcome:
     cpu_s: float
     steps: int  # callbacks that ran
     befallen: Counter[str] = field(default_factory=Counter)  # crashes and pauses
-    # Of the failure: two of one kind have one cause, most likely. Empty: all is well.
+    # Kind of the failure: two failures of one kind most likely have one cause. Empty: success.
     kind: str = ""
-    problem: str = ""  # what failed, in words
+    problem: str = ""  # description of the failure
 
     @property
     def has_failed(self) -> bool:
@@ -81,7 +81,7 @@ def run_task(task: Task) -> Outcome:
     what = (run.trace_hash, run.virtual_s, cpu_s, run.steps, run.befallen)
     if not isinstance(run, Failure):
         return Outcome(task, *what)
-    if not isinstance(run.error, Exception):  # somebody wants to stop
+    if not isinstance(run.error, Exception):  # an interrupt
         raise run.error
     return Outcome(task, *what, kind=kind_of(run.error), problem=f"{run.error!r}")
 
@@ -94,7 +94,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """What went wrong: of several things at once, or that nobody looked at, the first."""
+    """Return the error that matters: the first of a group, or of unhandled errors."""
     while True:
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -105,7 +105,7 @@ def first_of(error: BaseException) -> BaseException:
 
 
 def silence_logs() -> None:
-    """Nobody reads what the simulated processes log; formatting it would take longer than they."""
+    """Drop the logs of simulated processes; formatting them would take longer than the run."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
@@ -134,7 +134,7 @@ _TASKS_PER_PROCESS = 200  # on average, then new ones begin: what a process keep
 
 @dataclass(slots=True)
 class Tally:
-    """What the runs of one profile came to."""
+    """Results of the runs of one profile."""
 
     seeds: int = 0
     befallen: Counter[str] = field(default_factory=Counter)
@@ -170,9 +170,10 @@ def run_campaign(
     seen: Callable[[Outcome], None] | None = None,
     ahead: int = AHEAD,
 ) -> dict[str, Tally]:
-    """Run all `tasks`, by profile; no more are begun once so many have failed.
+    """Run all `tasks`, by profile; start no more after this many failures.
 
-    `into` has what is done also when this is interrupted, and each outcome is `seen` at once.
+    `into` has the finished runs even if this is interrupted; each outcome is passed to `seen` at
+    once.
     """
     tallies: dict[str, Tally] = {} if into is None else into
     with closing(spread(run_task, tasks, processes=processes, ahead=ahead)) as outcomes:
@@ -198,16 +199,16 @@ def one_of_each_kind(failures: Sequence[Outcome]) -> Sequence[Outcome]:
 
 
 def scaled(shares: Mapping[str, int], seeds: int) -> dict[str, int]:
-    """The same proportions, so many seeds together, at least one of each."""
+    """Return counts in the same proportions with this sum, each at least one."""
     total = sum(shares.values())
     counts = {name: max(1, round(seeds * share / total)) for name, share in shares.items()}
-    largest = max(counts, key=counts.__getitem__)  # what is rounded shows least there
+    largest = max(counts, key=counts.__getitem__)  # rounding matters least there
     counts[largest] = max(1, counts[largest] + seeds - sum(counts.values()))
     return counts
 
 
 def shared(shares: Mapping[str, int], first_seed: int = 0) -> Iterator[Task]:
-    """So many seeds of each profile, in turns, so that any part of them has some of each."""
+    """Yield this many seeds of each profile, interleaved, so that any section has some of each."""
     order = [
         (number / count, profile, first_seed + number)
         for profile, count in shares.items()
@@ -229,7 +230,7 @@ class TimeBox:
         tallies: Mapping[str, Tally],
         weights: Mapping[str, float] = WEIGHTS,
     ) -> None:
-        """`tallies` tell what the runs have cost so far; the campaign counts them."""
+        """`tallies` have the cost of runs up to now; the campaign updates them."""
         self._end_s = time.monotonic() + seconds
         self._random = random
         self._tallies = tallies
@@ -265,11 +266,11 @@ def spread(
     processes: int | None = None,
     ahead: int = AHEAD,
 ) -> Generator[R, None, None]:
-    """The results of a function over many values, in the order in which they are there.
+    """Return the results of a function over many values, in their order.
 
-    It runs in other processes, by default one for each core, for each of which `ahead` values are
-    taken at once. If one of them dies, that is raised: `BrokenProcessPool`, with a note of what was
-    under way.
+    It runs in other processes, by default one for each core; `ahead` values are taken in advance
+    for each. If a process dies, `BrokenProcessPool` is raised, with a note of the values in
+    progress.
     """
     count = processes or workers.cores()
     waiting = iter(values)
@@ -303,6 +304,6 @@ def _spread_in_one_pool(
 
 
 def _begin() -> None:
-    """Of a process: whoever interrupts the campaign has no use for tracebacks of its runs."""
+    """Set up a worker process: an interrupt of the campaign needs no tracebacks of its runs."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     silence_logs()

@@ -33,18 +33,18 @@ from tests.sim.simulation import Simulation, some_days_ms
 from tests.sim.stored import Stored
 from tests.sim.tiny import LOADING, NARROW, draw_settings, with_writer
 
-# How a writer may end; others fail the run. `OutcomeUnknown`: its slot was compacted and collected
-# before it heard of its object, and a slow opener has put a fence there.
+# Errors by which a writer may end; others fail the run. `OutcomeUnknown`: its slot was compacted
+# and collected before it learned of its object, and a slow opener has put a fence there.
 ENDS = (Fenced, StoreUnavailable, ManifestConflict, OutcomeUnknown, ImplausibleTime)
 LET_SERVE_ATTEMPTS = 3
-PATIENCE_MS = 4_000.0  # after which nobody waits for what a writer is to do, at pace 1
-NARROW_SHARE = 0.25  # of the seeds: writers have little room there
-WRONG_SHARE = 0.1  # of the openings: the store tells them a time that is days off
-ROOMY = ("last", "recovered")  # in peace they are asked for all at once, and are to answer
+PATIENCE_MS = 4_000.0  # timeout for what a writer is to do, at pace 1
+NARROW_SHARE = 0.25  # share of the seeds in which writers have little memory
+WRONG_SHARE = 0.1  # share of the openings to which the store's clock is days off
+ROOMY = ("last", "recovered")  # in peace they get all requests at once, and must answer
 
 
 def is_narrow(seed: int) -> bool:
-    """Whether writers have little room in the run with this seed; nothing else depends on it."""
+    """Return whether writers have little memory in the run with this seed."""
     return Random(f"{seed}/narrow").random() < NARROW_SHARE
 
 
@@ -52,9 +52,10 @@ Draw: TypeAlias = Callable[[Random], WriterConfig]
 
 
 class Cluster:
-    """The writers of one database, and what their clients have seen.
+    """The writers of one database, and the history of their clients.
 
-    Where the log stands is said by `found`, `links_for` and `stored`; here, in the object store.
+    Subclasses override `found`, `links_for` and `stored` if the log is elsewhere; here it is in the
+    object store.
     """
 
     ends: tuple[type[ShaleError], ...] = ENDS
@@ -65,14 +66,14 @@ class Cluster:
         self.draw = draw
         self.history = History()
         self.running: dict[str, Node] = {}  # processes that open or serve
-        self.writers: dict[str, Writer] = {}  # those that serve
-        self.settings: dict[str, WriterSettings] = {}  # of those that run
+        self.writers: dict[str, Writer] = {}  # serving ones
+        self.settings: dict[str, WriterSettings] = {}  # of running ones
         self.serving = asyncio.Event()  # whether there is one of these
         self.slow_openers: dict[str, Gate] = {}  # that have won an epoch and not begun to fence
         self.avoided: set[str] = set()  # writers that clients leave alone for now
         self.has_loads = False  # batches become files of the levels
-        self.is_undisturbed = False  # nobody takes over, whatever chaos draws
-        self.beside: list[Callable[[], None]] = []  # each ends something that goes on beside
+        self.is_undisturbed = False  # no takeovers, whatever chaos draws
+        self.beside: list[Callable[[], None]] = []  # each ends a concurrent activity
         self._slow_count = 0
         self._wrong_times = sim.random_for("wrong times")
 
@@ -110,7 +111,7 @@ class Cluster:
         node.start(self._serve(node, settings))
 
     def _draw_time(self, name: str) -> None:
-        """What the store tells this opening, and its machine: one of them may be days off."""
+        """Draw the clock error of the store, as this opening sees it, and of its machine."""
         off_ms, which = some_days_ms(self._wrong_times), self._wrong_times.random()
         if name in ROOMY or not self.sim.options.has(Trouble.CLOCKS):
             return
@@ -121,10 +122,10 @@ class Cluster:
             self.sim.note(f"{name} is told a time that is {store_off_ms} ms ahead")
 
     async def start_slow_opener(self, settings: WriterConfig, one_way_ms: float) -> str:
-        """Start a writer that wins an epoch and then does not look at the WAL until it is let go.
+        """Start a writer that wins an epoch and then does not list the WAL until it is released.
 
         If a newer writer serves by then, it finds the first free slot there, `one_way_ms` from the
-        store, and puts fences into it and those behind it. Returns its name.
+        store, and puts fences into it and the following ones. Returns its name.
         """
         self._slow_count += 1
         name = f"slow{self._slow_count}"
@@ -146,10 +147,10 @@ class Cluster:
                 await gate.reached()
 
     async def change_amid_takeover(self, random: Random) -> None:
-        """Change the database while openers stand still; here nothing."""
+        """Change the database while openers are held; here nothing."""
 
     def hold_objects(self, writer: str, *, times: int | None = None) -> Gate:
-        """Hold WAL objects of a writer when they arrive at the store: so many, or all."""
+        """Hold WAL objects of a writer when they arrive at the store: `times` of them, or all."""
         return self.sim.store.hold(Match("create", f"{WAL_FOLDER}*", node=writer), times=times)
 
     async def let_serve(self, name: str, settings: WriterConfig) -> None:

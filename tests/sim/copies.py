@@ -1,7 +1,7 @@
-"""I7, I12: backups and checks of the database while everything goes on, in some of the runs.
+"""I7, I12: backups and checks of the database during chaos, in some of the runs.
 
 Batches become loads there: files that a manifest names before they exist, and a record in the log.
-A backup is restored at once, and shows what the log says. Who checks is told of no damage.
+A backup is restored at once, and must show the state of the log. A check must find no damage.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tests.sim.snapshot_readers import (
 )
 from tests.sim.stored import current_manifest
 
-SHARE = 0.25  # of the seeds
+SHARE = 0.25  # share of the seeds
 BETWEEN_MS = (10.0, 100.0, 1_000.0)  # a check and the next backup, at pace 1
-AMID_BELOW = 0.8  # of what is drawn: a file of a load is held meanwhile
+AMID_BELOW = 0.8  # share of the rounds in which a file of a load is held meanwhile
 WRITTEN = Match("create", f"{LEVELS_FOLDER}*", node="w[123]")
 CRASH_SHARE = 0.2
 TTL_MS = 30_000  # of the snapshot of a backup, at pace 1
@@ -52,13 +52,13 @@ def is_copied(seed: int) -> bool:
 
 
 class Copies:
-    """Whoever makes backups of one database, into one place, and checks it."""
+    """Makes backups of one database, in one repository, and checks the database."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._sim = cluster.sim
         self._repository = MemoryObjects()
-        self._snapped: list[Snapped] = []  # of what was restored
+        self._snapped: list[Snapped] = []  # of restored databases
         self._problems: list[str] = []
 
     async def chaos(self, cluster: Cluster) -> None:

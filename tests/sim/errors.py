@@ -1,12 +1,12 @@
-"""What the simulation itself raises.
+"""Errors of the simulation itself.
 
 SimulationError
 ├── NotSimulated      code used what a simulation does not have: a socket, a thread, a signal
 ├── Deadlock          nothing is ready, no timer runs, and the main task is not done
 ├── Livelock          code runs for ever without letting time pass
 ├── OutOfTime         the run passed its limit of virtual time
-├── NodeCrashed       what was awaited ran on a node that has crashed, or has ended
-└── UnhandledErrors   callbacks or tasks of nodes failed, and nobody looked at the error
+├── NodeCrashed       the awaited code ran on a node that has crashed, or has ended
+└── UnhandledErrors   callbacks or tasks of nodes failed, and their errors were not retrieved
 
 AssertionError
 └── Violation         an invariant does not hold
@@ -42,20 +42,20 @@ class OutOfTime(SimulationError):
 
 
 class NodeCrashed(SimulationError):
-    """What was awaited ran on a node that has crashed, or has ended. Its outcome is unknown."""
+    """The awaited code ran on a node that has crashed, or has ended. Its outcome is unknown."""
 
     def __init__(self, node: str) -> None:
         super().__init__(f"{node} has crashed")
 
 
 class UnhandledErrors(SimulationError):
-    """Errors of callbacks and tasks that nobody looked at; a real process would log them."""
+    """Errors of callbacks and tasks that were not retrieved; a real process would log them."""
 
 
 class Violation(AssertionError):
     """An invariant does not hold; the message begins with its number.
 
-    `at_us` is when that showed, where the checker knows: most of them judge when the run is over.
+    `at_us` is the time of the violation, if the checker knows it: most judge a finished run.
     """
 
     def __init__(self, problem: str, *, at_us: int | None = None) -> None:

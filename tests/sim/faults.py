@@ -1,4 +1,4 @@
-"""What the object store does to requests: latencies and faults, as values."""
+"""Latencies and faults of the object store, as values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Faults:
     # over, or after the sender has crashed.
     late_request: float = 0.0
     late_ms: Span = Span(1.0, 120_000.0)
-    # Not applied, and refused with an error that passes: `Unknown` for a create, because a client
+    # Not applied, and refused with a temporary error: `Unknown` for a create, because a client
     # can't tell, `StoreUnavailable` otherwise.
     refused: float = 0.0
     # More requests than this in a second, from all nodes together, are refused likewise.
@@ -57,7 +57,7 @@ class Faults:
     spell_every_ms: float = math.inf
     spell_ms: Span = Span(100.0, 20_000.0)
     spell_factor: float = 20.0
-    # A list takes so many times as long as another request.
+    # How many times as long a list takes as another request.
     list_factor: float = 1.0
     # Names in one reply to a list.
     page_names: int = 1_000

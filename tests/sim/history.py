@@ -1,4 +1,4 @@
-"""What clients did and what they were told, for the checkers."""
+"""History of a run for the checkers: requests of clients and the replies they got."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from shalekv.v1 import kv_pb2
 from tests.sim.store import EPOCH_MS
 
-UNKNOWN_EPOCH = -1  # of a writer that did not tell it, or did not answer
+UNKNOWN_EPOCH = -1  # of a writer that did not report it, or did not answer
 
 WriteRequest: TypeAlias = (
     kv_pb2.PutRequest
@@ -21,7 +21,7 @@ WriteRequest: TypeAlias = (
 
 
 class Outcome(enum.Enum):
-    """What a client knows of an attempt in the end."""
+    """Outcome of an attempt as its client knows it in the end."""
 
     ACKNOWLEDGED = "acknowledged"
     IN_MEMORY = "acknowledged from memory"
@@ -31,7 +31,7 @@ class Outcome(enum.Enum):
 
 
 class Got(NamedTuple):
-    """What a get inside a transaction found; `value` None: nothing."""
+    """Result of a get, alone or inside a transaction; `value` None: not found."""
 
     value: bytes | None = None
     seq: int = 0
@@ -42,8 +42,8 @@ class Got(NamedTuple):
 class WriteResult:
     """A reply without its header: one result for each operation of the branch that was taken.
 
-    A get has a `Got`, an add the counter's new value, another change None. Of a batch only the
-    counters are told.
+    A get has a `Got`, an add the counter's new value, another change None. The reply to a batch has
+    only the counters.
     """
 
     succeeded: bool = True
@@ -52,7 +52,7 @@ class WriteResult:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The error that told why nothing was applied; `found_seq` is that of a failed condition."""
+    """The error by which nothing was applied; `found_seq` is that of a failed condition."""
 
     reason: str
     found_seq: int | None = None
@@ -62,21 +62,21 @@ class Refusal:
 class Attempt:
     """One request on its way to one writer, and what came back."""
 
-    epoch: int  # of the writer that was asked
+    epoch: int  # of the writer that was called
     invoked_us: int
     outcome: Outcome = Outcome.UNKNOWN
     replied_us: int | None = None  # None: the client gave up
     seq: int = 0
     wal_id: int | None = None
     answer: WriteResult | Refusal | None = None
-    reason: str = ""  # of the error that was told
+    reason: str = ""  # of the error in the reply
 
 
 @dataclass(slots=True)
 class Operation:
     """A change that a client wants made once, and all attempts at it, in order of invocation.
 
-    What it puts is its own number and nobody else's, and so is what it adds.
+    The values that it puts or adds contain its number, and are unique.
     """
 
     number: int
@@ -145,7 +145,7 @@ class ScanOp:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one reply of a replica has shown of the keys that were asked for."""
+    """State of the requested keys as one reply of a replica showed it."""
 
     reader: str
     began_us: int
@@ -165,7 +165,7 @@ class History:
     reads: list[ReadOp] = field(default_factory=list)
     scans: list[ScanOp] = field(default_factory=list)
     endings: list[str] = field(default_factory=list)  # why writers ended
-    epoch_ms: int = EPOCH_MS  # what the store's clock showed at the time 0 of all others
+    epoch_ms: int = EPOCH_MS  # time of the store's clock at the time 0 of all others
 
     def attempts(self, outcome: Outcome) -> list[tuple[Operation, Attempt]]:
         return [

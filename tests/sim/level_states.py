@@ -1,7 +1,7 @@
-"""I9 and I2: the levels of every manifest, read by other code than the product's readers.
+"""I9 and I2: the levels of every manifest, read without the product's readers.
 
-The levels are exactly the effect of the slots up to c. So whatever is compacted, and whoever does
-it, each manifest's levels answer what the log says at `last_compacted_seq`.
+The levels are exactly the effect of the slots up to c: however they were compacted, and by
+whichever process, each manifest's levels give the state of the log at `last_compacted_seq`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DeleteGuard:
             raise Violation(self.problems[0])
 
     def _look(self, sender: Node, doomed: tuple[str, ...]) -> None:
-        # What the store is tried with before there is a database lies in a folder of its own.
+        # The check of the store before there is a database uses a folder of its own.
         ours = [name for name in doomed if name.startswith(_FOLDERS)]
         there = [name for name in ours if self._store.data(name) is not None]
         if not there:
@@ -113,7 +113,7 @@ class DeleteGuard:
 
 @checks(8, "database")
 def check_i8_levels_are_what_is_named(store: SimStore) -> None:
-    """What is in levels/ is exactly what the current manifest names: all of it, and no orphan.
+    """Check that levels/ holds exactly what the current manifest names: all of it, and no orphan.
 
     REQUIRES: all snapshots and leases of others have expired, and all is collected.
     """
@@ -148,7 +148,7 @@ class LevelStates:
 
     def answer(self, version: Version, key: bytes) -> Entry | None:
         """The newest version of `key`; None: there is none, or a range tombstone hides it."""
-        lowest = 1 << 64  # of what stands in newer sources for this key
+        lowest = 1 << 64  # of the versions of this key in newer sources
         found: Entry | None = None
         hidden_below = 0
         for info in version.sources_of(key):

@@ -60,7 +60,7 @@ from tests.sim.stored import Stored, current_manifest
 from tests.sim.tiny import draw_writer
 from tests.sim.workload import NOTHING_BESIDE, Beside, rival_writers
 
-STEPS_IN_EARNEST = 200_000  # of a search; there are few such histories
+STEPS_IN_EARNEST = 200_000  # of a search; such histories are rare
 
 
 def check_all(
@@ -70,7 +70,8 @@ def check_all(
     keys: Sequence[bytes] = KEYS,
     counters: Collection[bytes] = (COUNTED,),
 ) -> SerialOrder:
-    """Check what was told and stored of a run of writers; the order of its commits.
+    """Check the replies and the stored objects of a run of writers; return the order of its
+    commits.
 
     Raises `Violation`.
     """
@@ -119,7 +120,7 @@ def check_history(
 async def check_run(
     sim: Simulation, cluster: Cluster, bounds: Bounds, seen: Sequence[Seen] = ()
 ) -> tuple[SerialOrder, Stored]:
-    """Check a whole run of the simulation, whatever took part in it. Raises `Violation`."""
+    """Check a whole run of the simulation, whichever processes took part. Raises `Violation`."""
     check_i13_memory_of_writers(bounds)
     stored = cluster.stored()
     created = (names.parse_manifest_name(e.name) for e in sim.store.log if e.operation == "create")
@@ -145,12 +146,12 @@ POLL_MS = 500.0  # at pace 1
 
 
 class PinnedVersions:
-    """Looks at the trees that writers read while they serve."""
+    """Inspects the versions that serving writers read."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._store = cluster.sim.store
-        self._known: set[bytes] = set()  # the snapshots of those that were looked at
+        self._known: set[bytes] = set()  # snapshots of versions that were inspected
         self.problems: list[str] = []
 
     async def watch(self, cluster: Cluster) -> None:
@@ -171,7 +172,7 @@ class PinnedVersions:
         snapshot = find_snapshot(current_manifest(self._store), held.snapshot_id)
         data = snapshot and self._store.data(manifest_name(snapshot.manifest_id))
         if snapshot is None or not data:
-            return  # it was lost, and the writer will hear of that
+            return  # it was lost, and the writer will find that out
         named = decode_manifest(manifest_name(snapshot.manifest_id), data)
         kept = {info.id for info in named.leveled_ssts}
         beyond = _ids(held.version) - kept
@@ -194,9 +195,9 @@ _COLLECTOR = "collector"  # the names of their nodes begin so
 
 @checks(8, "database")
 def check_i8_nothing_is_dropped_before_its_time(stored: Stored, log: Iterable[Applied]) -> None:
-    """What a collector leaves out of a manifest had expired when that landed; how much there was.
+    """Check that what a collector drops from a manifest had expired when that manifest landed.
 
-    What lives until a second is there while the clock of the store shows that second.
+    An entry that lives until a second is valid while the clock of the store shows that second.
     """
     by_id = {each.manifest_id: each for each in stored.manifests}
     seen: set[int] = set()
@@ -220,7 +221,7 @@ def check_i8_nothing_is_dropped_before_its_time(stored: Stored, log: Iterable[Ap
 
 
 def _dropped(before: Manifest, after: Manifest) -> Iterator[tuple[str, int]]:
-    """What is in the one and not in the other, and until when it lives."""
+    """Yield what is in `before` and not in `after`, and until when it lives."""
     snapshots = {each.id for each in after.snapshots}
     leases = {each.id for each in after.leases}
     for snapshot in before.snapshots:

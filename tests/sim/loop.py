@@ -1,9 +1,9 @@
 """A seeded event loop with virtual time, which runs unchanged asyncio code.
 
-Whatever is ready is picked at random by the seed, within the promises of a real loop (see
-`tests.sim.ready`). Time stands still while anything is ready, and then jumps to the next timer. It
-is counted in whole microseconds; a positive delay lasts at least one, so that waiting for a
-rounded-off remainder makes progress. Timers that are due at one moment run in an order that the
+The seed picks the next ready callback at random, within the promises of a real loop (see
+`tests.sim.tasks.Ready`). Time does not pass while anything is ready; then it jumps to the next
+timer. It is counted in whole microseconds; a positive delay lasts at least one, so that waiting for
+a rounded-off remainder makes progress. Timers that are due at one moment run in an order that the
 seed decides.
 """
 
@@ -46,7 +46,7 @@ _REFUSED = (
     # threads, processes and signals
     "run_in_executor set_default_executor shutdown_default_executor subprocess_exec "
     "subprocess_shell add_signal_handler remove_signal_handler "
-    # what would replace parts of the simulation
+    # would replace parts of the simulation
     "set_task_factory set_exception_handler"
 ).split()
 
@@ -91,7 +91,7 @@ class SimLoop(IsolatedLoop):
         self.trace = Trace(keep_lines)
         self.now_us = 0
         self.root = Node(self, "root")
-        self.befallen: Counter[str] = Counter()  # what has happened to nodes: crashes, pauses
+        self.befallen: Counter[str] = Counter()  # events of nodes: crashes, pauses
         self.unhandled: list[tuple[str, str, BaseException | None]] = []  # node, message, error
         self._random = Random(f"{seed}/order")  # strings seed by their bytes, not their hash
         self._limit_us = to_us(limit_s)
@@ -117,7 +117,7 @@ class SimLoop(IsolatedLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> SimHandle:
-        """As `call_soon`; calls from other threads or from outside of the run are refused."""
+        """Same as `call_soon`; calls from other threads or from outside the run are refused."""
         if not self._running or threading.get_ident() != self._thread:
             raise NotSimulated("call_soon_threadsafe from outside of the loop")
         return self.call_soon(callback, *args, context=context)
@@ -273,7 +273,7 @@ class SimLoop(IsolatedLoop):
         self.trace.event(self.now_us, (node or current_node(self)).label, text)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Record an error that nobody handles, unless it is that of a crashed node."""
+        """Record an unhandled error, unless it is that of a crashed node."""
         source = context.get("handle") or context.get("task") or context.get("future")
         node: Node = getattr(source, "node", None) or current_node(self)
         if node.alive and not self._over:

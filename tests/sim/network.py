@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Which requests are meant: all fields must fit; each is a shell pattern.
+    """Selects requests: all fields must match; each is a shell pattern.
 
-    `operation` is the method of the store. `name` is the object or, for a list, the prefix; of a
-    delete, any of the names. `node` is the name of the node that sent it, in any incarnation.
-    Counted in the order of sending, those before the `nth` are left alone.
+    `operation` is the method of the store. `name` is the object or, for a list, the prefix; for a
+    delete, any of the names. `node` is the name of the sending node, in any incarnation. The first
+    `nth - 1` matches, in the order of sending, are left alone.
     """
 
     operation: str = "*"
@@ -51,7 +51,7 @@ def _fits(text: str, pattern: str) -> bool:
 
 
 class Fate(enum.Enum):
-    """What becomes of a request."""
+    """Fate of a request."""
 
     SERVED = "served"
     REFUSED = "refused"
@@ -61,7 +61,7 @@ class Fate(enum.Enum):
 
 
 class Gate:
-    """Holds requests, or replies, at the store until it is told what to do with them."""
+    """Holds requests, or replies, at the store until the test releases them."""
 
     def __init__(self) -> None:
         self.arrived_count = 0
@@ -77,7 +77,7 @@ class Gate:
             await arrival
 
     def release(self) -> None:
-        """Let what is held go on now, and what comes later pass."""
+        """Release what is held, and let later requests pass."""
         self._open = True
         held, self._held = self._held, []
         for go_on in held:
@@ -100,7 +100,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of one request, and where it is held on its way."""
+    """Fate of one request, and the gates on its way."""
 
     fate: Fate = Fate.SERVED
     request_gate: Gate | None = None
@@ -147,7 +147,7 @@ NEAR_TIMEOUT_MS = 3_600_000.0  # of a node near to the store, whose requests are
 
 
 class NoAnswer(Exception):
-    """The client of a request has given up, or was refused: `cause` says why."""
+    """The client of a request has given up, or was refused: `cause` has the reason."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
@@ -155,7 +155,7 @@ class NoAnswer(Exception):
 
 
 class Refused(NoAnswer):
-    """The request was refused, and not carried out: for clients that can tell."""
+    """The request was refused and not carried out, and the client can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,8 @@ class Request:
     plan: Plan
     reply: asyncio.Future[_Answer]
     reply_ms: float
-    context: Context = field(default_factory=copy_context)  # of the caller: where the reply goes
+    # of the caller, in which the reply is delivered
+    context: Context = field(default_factory=copy_context)
 
     def __str__(self) -> str:
         names = self.names[0] if len(self.names) == 1 else f"{len(self.names)} objects"
@@ -190,7 +191,7 @@ class Network:
         self.faults = faults
         self.script = Script()
         self.near_ms: dict[str, float] = {}  # one way, of nodes that suffer no drawn faults
-        self.last_arrival_us = 0  # of all requests that were sent
+        self.last_arrival_us = 0  # of all requests sent
         self._loop = loop
         self._store = store
         self._random = random

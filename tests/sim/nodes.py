@@ -1,8 +1,8 @@
-"""Nodes: the processes of a simulated cluster, which can crash, stop and go on.
+"""Nodes: the processes of a simulated cluster, which can crash, be paused and resume.
 
-A node is a name and a context variable. Every task, callback and timer runs in a `Context`, and
-what it starts inherits that context; so the loop knows for each of them to which node it belongs,
-without the code that runs knowing that there are nodes.
+A node is a name and a context variable. Every task, callback and timer runs in a `Context`, which
+the tasks it starts inherit. So the loop knows the node of each of them, while the code that runs
+does not know that there are nodes.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Node:
         return self._loop.create_task(coro, name=name, context=self.context.copy())
 
     def start(self, coro: Coroutine[Any, Any, object], *, name: str | None = None) -> None:
-        """Run `coro` on this node, and let nobody wait for it: its error would fail the run.
+        """Run `coro` on this node without a caller that waits for it: its error fails the run.
 
-        Also when the node crashes afterwards: it is noted at once.
+        The error is recorded at once, so also if the node crashes afterwards.
         """
         self.spawn(coro, name=name).add_done_callback(self._tell_error)
 
@@ -85,10 +85,10 @@ class Node:
             self._loop.call_exception_handler(context)
 
     async def run(self, coro: Coroutine[Any, Any, T]) -> T:
-        """The result of `coro`, which runs on this node, for a caller on another one.
+        """Run `coro` on this node and return its result to a caller on another one.
 
         Raises what `coro` raises, and `NodeCrashed` as soon as the node crashes. Cancelling the
-        call cancels `coro`; how it ends then is not told, unless it is by a bug.
+        call cancels `coro`; its error is then not reported, unless it is unexpected.
         """
         task = self.spawn(coro)
         done: asyncio.Future[None] = self._loop.create_future()
@@ -149,8 +149,8 @@ class Node:
     def pause(self, duration_ms: float | None = None) -> None:
         """Stop the process, as SIGSTOP does, for `duration_ms` or until `resume`.
 
-        Time goes on; what becomes ready or due waits, and runs after. A pause of a paused node
-        replaces the earlier one.
+        Time passes; callbacks that become ready or due wait, and run afterwards. A pause of a
+        paused node replaces the earlier one.
         """
         self._refuse_own("pause")
         self._loop.befallen["pauses"] += 1
@@ -163,7 +163,7 @@ class Node:
             self._loop.call_later(duration_ms / 1000, resume, self._pauses, context=context)
 
     def resume(self) -> None:
-        """Go on, as SIGCONT does. A node that is not paused is left alone."""
+        """Continue, as SIGCONT does. No effect on a node that is not paused."""
         if not self.paused:
             return
         self.paused = False

@@ -1,4 +1,4 @@
-"""What a run of the simulation is made of, as a value: what shrinking takes away from it."""
+"""Size and troubles of a simulated run, as a value that shrinking reduces."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from enum import Enum
 
 
 class Trouble(Enum):
-    """A kind of what goes wrong, or of what goes on beside: each can be left out of a run.
+    """A kind of fault or concurrent activity, each of which can be left out of a run.
 
-    What is left out is drawn all the same, and then not done: what else happens stays much as it
-    was, and a failure stays where it was.
+    A trouble that is left out is drawn all the same, and then not done: other events stay mostly
+    the same, and a failure keeps its seed.
     """
 
     STORE = "store"  # slow, lossy and refusing answers of the object store

@@ -22,17 +22,17 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """The shipped code with one plausible mistake, and what is to notice it."""
+    """The shipped code with one plausible mistake, and the checks that must notice it."""
 
     name: str
     breaks: str  # one sentence: what the code does wrong then
     patches: Sequence[Patch]
-    profile: str  # of `tests.sim.campaign`
-    invariants: tuple[str, ...]  # that it breaks, as protocol section 7 numbers them
+    profile: str  # name of a profile of `tests.sim.campaign`
+    invariants: tuple[str, ...]  # invariants that it breaks, by their numbers in protocol section 7
     # How it shows besides: an invariant that falls with those, or what the shipped code raises when
     # it meets the damage (see `campaign.kind_of`).
     also: tuple[str, ...] = ()
-    seeds: int = 60  # so many may be tried
+    seeds: int = 60  # how many may be tried
     hint: int = 0  # the first one: it is known to catch this, and saves time
     # One that runs of a whole database show too seldom is hunted by this smaller test instead.
     test: str = ""
@@ -64,11 +64,11 @@ def mutant(
 
 @contextmanager
 def planted(patches: Sequence[Patch]) -> Iterator[None]:
-    """The shipped code with these patches; without them afterwards, whatever happens inside."""
+    """Apply these patches to the shipped code; revert them at the end, also after errors."""
     before: list[Patch] = []
     try:
         for owner, name, wrong in patches:
-            # As it stands there: of a class, not what an instance or a subclass would see.
+            # The entry of the class itself, not what an instance or a subclass would see.
             before.append((owner, name, vars(owner).get(name, _MISSING)))
             setattr(owner, name, wrong)
         yield

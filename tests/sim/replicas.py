@@ -1,7 +1,7 @@
 """I6: replicas that follow the log through crashes and long pauses, and clients that read them.
 
 They are the shipped readers. Each of their replies is a state of the log, with nothing left out and
-nothing after it; none is older than one before it, nor than it says.
+nothing after it; none is older than one before it, nor than its header states.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CLIENTS = 2
 PAUSES_MS = (10.0, 1_000.0, 5_000.0, 10_000.0, 60_000.0)  # the longer ones outlast snapshots
 LIVES_S = (2, 4, 20)  # of snapshots, at pace 1
 WAIT_MS = 2_000
-# What a reader may end with, or a read: all of them say so, and none is an answer.
+# Errors by which a reader or a read may end: each is typed, and none is an answer.
 ENDS = (StoreUnavailable, ManifestConflict, ObjectNotFound, DatabaseNotFound)
 REFUSALS = (
     NodeCrashed,
@@ -76,7 +76,7 @@ class Replicas:
     async def chaos(self, cluster: Cluster) -> None:
         """Start, crash, pause and resume them at random moments, until cancelled.
 
-        None is left then: what they protect is to be garbage when all is collected in the end.
+        None runs afterwards: what they protect must be garbage when all is collected in the end.
         """
         try:
             await self._disturb(cluster)
@@ -195,7 +195,7 @@ class Replicas:
 
 
 def draw_reader(random: Random, pace: float) -> ReaderConfig:
-    """Settings of a reader that looks often, and whose snapshots are soon over."""
+    """Draw settings of a reader that polls often, and whose snapshots are short."""
     ttl_s = max(2, int(random.choice(LIVES_S) * pace))
     poll_ms = max(1, int(random.choice([10, 100, 1_000]) * pace))
     reader = ReaderSettings(

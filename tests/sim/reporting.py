@@ -1,5 +1,5 @@
-"""What a campaign says: how far it is, a table of what was run, and of a failure the shortest run
-that shows it.
+"""Output of a campaign: progress, a table of the runs, and for a failure the shortest run that
+reproduces it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def shrink(failed: Outcome) -> Outcome:
 
 
 class _Shrinking:
-    """The smallest run so far, and what was tried."""
+    """The smallest run up to now, and the options that were tried."""
 
     def __init__(self, failed: Outcome) -> None:
         self.best = failed
@@ -70,8 +70,8 @@ def _clients(fewer: Callable[[int], int]) -> Callable[[Options], Options]:
     return lambda options: replace(options, clients=max(1, fewer(options.clients)))
 
 
-# Each is tried once in a round, on the smallest run so far, after fewer steps; rounds follow until
-# one has found nothing.
+# Each is tried once in a round, on the smallest run up to now, after fewer steps; the last round is
+# the one that finds nothing.
 _MOVES: Sequence[Callable[[Options], Options]] = (
     *(_without(trouble) for trouble in Trouble),
     _clients(lambda _: 1),
@@ -83,16 +83,16 @@ ROOT = Path(__file__).parents[2]
 FOLDER = Path(".cache/sim")  # of timelines
 ALL_LINES = 1_000_000  # more than any run has
 LINES_SHOWN = 30  # on each side of what went wrong
-BATCH_SEEDS = 100  # after so many a campaign says how far it is
+BATCH_SEEDS = 100  # progress is reported after this many
 SIMULATED = ("server", "tests/sim")  # the folders that decide about every run
 _HEADING = "profile       seeds  crashes  pauses  virtual hours  x real time  failures"
-# Everybody looks for a newer manifest, and asks for the time, again and again.
+# Polls of the manifest and of the clock, which all processes repeat.
 _DULL = re.compile(r"list \S+ of \S+: list$|now_ms\b")
 _REPLIED = re.compile(r"\breplied_us=(\d+)")
 
 
 class Progress:
-    """Says how far a campaign is, line by line; each failure at once."""
+    """Reports the progress of a campaign, line by line, and each failure at once."""
 
     def __init__(self, tallies: Mapping[str, Tally], say: Callable[[str], None]) -> None:
         self._tallies = tallies
@@ -113,9 +113,10 @@ class Progress:
 
 
 def table(tallies: Mapping[str, Tally], began_with: str | None = None) -> str:
-    """A line for each profile, one for all of them, and what was simulated.
+    """Return a line for each profile, one for all of them, and what was simulated.
 
-    That is told twice if it was something else when it began: processes begin with what is there.
+    The latter is there twice if it was something else at the beginning: processes start with the
+    code that is there.
     """
     rows = [*tallies.items(), ("all", total_of(tallies.values()))]
     lines = [_HEADING, *(_row(name, tally) for name, tally in rows)]
@@ -123,20 +124,18 @@ def table(tallies: Mapping[str, Tally], began_with: str | None = None) -> str:
 
 
 def simulated() -> str:
-    """What is simulated: the trees of git, which are found again in whatever commit they are."""
+    """Return the simulated code: git's tree ids, which can be found in any commit that has them."""
     parts = [f"{folder} {_tree(folder)}" for folder in SIMULATED]
     return f"{time.strftime('%Y-%m-%d')}: {', '.join(parts)}"
 
 
 def explain(failed: Outcome) -> str:
-    """Tells the smallest run that fails like this one."""
+    """Describe the smallest run that fails like this one."""
     return f"{failed.task} failed; the smallest run like it:\n{tell(shrink(failed))}"
 
 
 def tell(failed: Outcome) -> str:
-    """What happened around the moment at which a run has failed, the file that has all events, and
-    how to replay it.
-    """
+    """Describe the events around a failure; name the file with all of them, and the replay."""
     task = failed.task
     run = attempt(task.seed, PROFILES[task.profile], options=task.options, keep_lines=ALL_LINES)
     if not isinstance(run, Failure):
@@ -159,7 +158,7 @@ def tell(failed: Outcome) -> str:
 
 
 def moment_of(error: BaseException) -> int | None:
-    """When it went wrong: as the checker says, or when the reply came that it names."""
+    """Return the time of the failure: that of the checker, or of the reply that it names."""
     error = first_of(error)
     if not isinstance(error, Violation):
         return None
@@ -168,14 +167,14 @@ def moment_of(error: BaseException) -> int | None:
 
 
 def around(events: Sequence[Line], at_us: int | None) -> Sequence[Line]:
-    """The events next to a moment, without what goes on all the time; None: the last ones."""
+    """Return the events around a moment, without repeated polls; None: the last ones."""
     telling = [each for each in events if not _DULL.match(each.text)]
     at = len(telling) if at_us is None else sum(each.at_us <= at_us for each in telling)
     return telling[max(0, at - LINES_SHOWN) : at + LINES_SHOWN]
 
 
 def replay_command(task: Task) -> str:
-    """The command that runs this again and tells what happens."""
+    """Return the command that runs this again and shows its events."""
     options = task.options
     words = [".venv/bin/python -m tests.sim replay", task.profile, str(task.seed)]
     if options.chaos_steps != ALL.chaos_steps:

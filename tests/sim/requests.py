@@ -1,4 +1,4 @@
-"""What clients ask for: requests of every kind, drawn so that they get into each other's way."""
+"""Requests of clients, of every kind, drawn so that they conflict with each other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from random import Random
 from shalekv.v1 import kv_pb2
 from tests.sim.history import Got, WriteRequest
 
-VALUES = (b"a0", b"a1", b"b0", b"b1")  # that hold the number of the operation that put them
+VALUES = (b"a0", b"a1", b"b0", b"b1")  # their values hold the number of the operation that put them
 COUNTED = b"n0"  # a counter that is only added to
 COUNTERS = (COUNTED, b"b2")  # the second is deleted and overwritten, too
-COLD = (b"a5", b"b5")  # seldom written: what stands there sinks to the lowest level
+COLD = (b"a5", b"b5")  # seldom written: their versions sink to the lowest level
 KEYS = (b"a0", b"a1", b"a5", b"b0", b"b1", b"b2", b"b5", COUNTED)
 TTLS_MS = (20, 500, 5_000, 60_000)
 COLD_SHARE = 0.1
@@ -26,8 +26,8 @@ class Requests:
     """Draws the requests of one client."""
 
     random: Random
-    known: Mapping[bytes, Got]  # what clients have seen of keys
-    ttl_share: float = 0.15  # of what is put, that expires
+    known: Mapping[bytes, Got]  # newest versions that clients have seen
+    ttl_share: float = 0.15  # share of the puts that expire
 
     def draw(self, number: int) -> WriteRequest:
         kinds: dict[Callable[[int], WriteRequest], int] = {
@@ -68,7 +68,9 @@ class Requests:
         return kv_pb2.TxnRequest(then=[kv_pb2.TxnOperation(get=get) for get in gets])
 
     def draw_plain(self, number: int, keys: Sequence[bytes]) -> WriteRequest:
-        """One that does the same whatever is in the database, to one of these keys if it can."""
+        """Draw a request whose effect does not depend on the database, on one of these keys if it
+        can.
+        """
         drawn = self.random.random()
         if drawn < 0.3:
             return self.delete_range(number)
@@ -198,7 +200,7 @@ class Requests:
         return kv_pb2.KeyRange(start=start, end=end)
 
     def _ttl_ms(self, key: bytes) -> int:
-        """For ever, or not: above what stands for ever at the bottom, much is to expire."""
+        """Draw a TTL, or none: many versions above lasting ones must expire."""
         share = max(self.ttl_share, COLD_TTL_SHARE) if key in COLD else self.ttl_share
         return self.random.choice(TTLS_MS) if self.random.random() < share else 0
 

@@ -37,7 +37,7 @@ LIMIT_S = 30 * 86_400.0
 class Run(Generic[T]):
     """How a run went. Equal seeds give equal `trace_hash`es."""
 
-    value: T  # what the main task returned
+    value: T  # return value of the main task
     trace_hash: str
     virtual_s: float
     steps: int  # callbacks that ran
@@ -69,8 +69,9 @@ def simulate(
     """Run ``main(sim)`` on the root node until it returns; other tasks end with it.
 
     Raises what `main` raises; `Deadlock`, `Livelock`, and `OutOfTime` after `limit_s` of virtual
-    time; `UnhandledErrors` if a callback or task failed on a node that has not crashed and nobody
-    looked at its error. Before that it prints the seed, the last events, and how to replay.
+    time; `UnhandledErrors` if a callback or task failed on a node that has not crashed and its
+    error was not retrieved. Before that it prints the seed, the last events, and the replay
+    command.
     """
     outcome = attempt(seed, main, faults=faults, options=options, limit_s=limit_s)
     if isinstance(outcome, Failure):
@@ -88,7 +89,7 @@ def attempt(
     limit_s: float = LIMIT_S,
     keep_lines: int = KEEP_LINES,
 ) -> Run[T] | Failure:
-    """As `simulate`, and nothing is raised or printed. So many lines of the trace are kept."""
+    """Same as `simulate`, but raises and prints nothing. Keeps this many lines of the trace."""
     with collect_later(), _seeded_module(seed):
         loop = SimLoop(seed, limit_s=limit_s, keep_lines=keep_lines)
         try:
@@ -111,7 +112,7 @@ def attempt(
 def _run(loop: SimLoop, main: Main[T], sim: Simulation) -> Run[T]:
     value = loop.run_until_complete(main(sim))
     loop.let_go()
-    collect_now()  # an error that nobody looked at shows when its task is collected
+    collect_now()  # an error that was not retrieved shows when its task is collected
     _check_unhandled(loop)
     trace = loop.trace
     return Run(

@@ -1,11 +1,10 @@
-"""The serial check: one order explains all that clients were told (I1, I14, I15).
+"""The serial check: one order explains all replies that clients got (I1, I14, I15).
 
-The order is that of the sequence numbers in the log. Each commit there must be what one operation
-does in the state that the commits before it have left, and no operation has two; or it sweeps
-values that have expired. Each answer must
-be what the model gives: of a commit at its place; of a refusal, a read, or a transaction that
-changes nothing, in some state that was durable when the answer came, and that missed nothing that
-was acknowledged before the question.
+The order is that of the sequence numbers in the log. Each commit there must be the effect of one
+operation in the state that the commits before it have left, and no operation has two; or it is a
+sweep of expired values. Each reply must be that of the model: for a commit, at its place; for a
+refusal, a read, or a transaction that changes nothing, in some state that was durable when the
+reply came, and that has all that was acknowledged before the request.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class SerialOrder:
         return self._acknowledged.before(us, epoch, key)
 
     def landed_us(self, wal: WalObject) -> int:
-        """When the store had an object; if nobody has seen that, a time before which it had not."""
+        """When the store had an object; if unknown, a time before which it had not."""
         return self._last_asked_us.get(wal.wal_id, 0) if wal.landed_us is None else wal.landed_us
 
     def durable_at(self, us: int) -> int:
@@ -105,7 +104,7 @@ class SerialOrder:
         return max(known, default=0)
 
     def _asked_us(self) -> dict[int, int]:
-        """Of objects that nobody saw land: when the last one was asked for what is in them."""
+        """When the last write in an object of unknown landing time was requested."""
         asked: dict[int, int] = {}
         for number, placed in self.placed.items():
             operation, wal = self.history.operations[number - 1], placed.commit.wal
@@ -142,7 +141,7 @@ class SerialOrder:
         self.timeline.append(commit.seq, left)
 
     def _check_sweep(self, commit: StoredCommit) -> None:
-        """It takes away values that have expired by then, and says when, once for each."""
+        """Check that it removes expired values, with the right time, once for each."""
         for key, entry in commit.points.items():
             before = self.timeline.at(key, commit.seq - 1)
             is_true = before.value is not None and before.expire_at_ms == entry.expire_at_ms
@@ -150,7 +149,9 @@ class SerialOrder:
                 raise Violation(f"I2: {commit} sweeps {key!r} after {before}")
 
     def _candidates(self, commit: StoredCommit) -> Iterator[Operation]:
-        """Operations that this may be: its values tell, or its key, or what it touches."""
+        """Yield the operations that this may be, by values, idempotency key, or keys that it
+        touches.
+        """
         values = (entry.value for entry in commit.points.values())
         numbers = [int(value[1:]) for value in values if value[:1] == b"v" and value[1:].isdigit()]
         if numbers:
@@ -163,8 +164,8 @@ class SerialOrder:
             return
         yield from self._by_reported_seq.get(commit.seq, [])
         touched = set(commit.after(self.timeline.keys))
-        # One that was told the number of another commit is that one, unless it has read only; one
-        # that was told not to be applied is what nothing else is.
+        # An operation whose reply has the number of another commit is that one, unless it is
+        # read-only; one that was reported as not applied is tried last.
         operations = sorted(
             (each for each in self.history.operations if not each.key),
             key=lambda each: (

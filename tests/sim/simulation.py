@@ -67,10 +67,10 @@ class _Job:
 class SimWorkers:
     """The worker threads of one node.
 
-    As with threads, at most so many functions run at once and more wait in order; one that has
-    started runs even if nobody waits for it any more; results come back in any order. The seed
-    decides whether a function reads its arguments at the start of its delay or at the end, since
-    code must not change what a worker reads.
+    As with threads, a limited number of functions run at once and more wait in order; one that has
+    started runs even if its caller has gone; results come back in any order. The seed decides
+    whether a function reads its arguments at the start of its delay or at the end, since code must
+    not change what a worker reads.
     """
 
     def __init__(
@@ -175,10 +175,10 @@ class Simulation:
         return [each[-1] for each in self._nodes.values() if each[-1].alive]
 
     def runtime_for(self, node: Node | str) -> Runtime:
-        """What the process runs on: always the same for one process.
+        """Return the runtime of the process, always the same one.
 
-        The clock is that of the machine and goes on after a crash; randomness and workers are
-        new with each process.
+        The clock is that of the machine and continues after a crash; randomness and workers are new
+        with each process.
         """
         node = self._resolve(node)
         if node not in self._runtimes:

@@ -1,7 +1,7 @@
 """I7: readers of named snapshots, which they create, renew, read again and again, and delete.
 
-They read as any server does, from a node of their own that begins anew from time to time. Who comes
-too late is told that the snapshot is gone, and nothing else.
+They read as any server does, from a node of their own that restarts from time to time. A reader
+that comes too late gets the error that the snapshot is gone, and no other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.sim.serial import SerialOrder
 from tests.sim.simulation import Simulation
 from tests.sim.stored import Stored
 
-LATE_READS = 3  # of snapshots that are over
+LATE_READS = 3  # of snapshots that have ended
 
 
 @dataclass(slots=True)
@@ -46,17 +46,17 @@ class Snapped:
     """A snapshot and what was read of it."""
 
     snapshot: Snapshot
-    ends_ms: int  # by the store's clock: until then it is promised
+    ends_ms: int  # by the store's clock: promised until then
     reads: list[tuple[int, int, tuple[Entry, ...]]] = field(default_factory=list)  # seq, time, all
     ending: str = ""
 
 
 @checks(7, "database")
 def check_i7_snapshots_are_one_state(order: SerialOrder, snapped: Sequence[Snapped]) -> None:
-    """All reads of one snapshot are equal to the byte, and what the log says.
+    """Check that all reads of one snapshot are equal to the byte, and match the log.
 
-    Nobody compacts, collects or takes over so that they differ. Who reads too early or too late is
-    judged as it happens (`tests.sim.snapshot_readers`).
+    Compactions, collections and takeovers must not change them. Reads that come too early or too
+    late are judged when they happen (`SnapshotReaders`).
     """
     for each in snapped:
         if len(set(each.reads)) > 1:
@@ -75,9 +75,10 @@ def check_i7_snapshots_are_one_state(order: SerialOrder, snapped: Sequence[Snapp
 
 @checks(7, "database")
 def check_i7_what_was_promised_is_in_a_manifest(stored: Stored, snapped: Sequence[Snapped]) -> None:
-    """A snapshot that somebody was given is in a manifest that counts, of the state that it names.
+    """Check that each snapshot a client got is in an effective manifest, with the state it names.
 
-    One that is only in a manifest which was created again under an old id protects nothing (F2).
+    A snapshot that is only in a manifest which was created again under an old id protects nothing
+    (F2).
     """
     there = {each.id: each for manifest in stored.manifests for each in manifest.snapshots}
     for each in snapped:
@@ -90,9 +91,9 @@ def check_i7_what_was_promised_is_in_a_manifest(stored: Stored, snapped: Sequenc
 async def check_i7_over_is_over(
     sim: Simulation, stored: Stored, snapped: Sequence[Snapped]
 ) -> None:
-    """Snapshots that the current manifest no longer has are refused with a typed error.
+    """Check that snapshots that the current manifest no longer has are refused with a typed error.
 
-    REQUIRES: nobody edits the manifest any more.
+    REQUIRES: the manifest is not edited any more.
     """
     node = sim.node("late reader")
     store = CasStore(sim.store_for(node), sim.runtime_for(node), StoreSettings())
@@ -129,9 +130,9 @@ async def new_views(store: CasStore) -> SnapshotViews:
 
 READERS = 2
 LIVES_MS = (8_000, 30_000, 30_000)  # of a snapshot, at pace 1
-NEW_PROCESS_BELOW = 0.5  # of what is drawn, and at 0.3 begin the reads
+NEW_PROCESS_BELOW = 0.5  # draws below it start a new process; those below 0.3 also skip the reads
 PASSING = (StoreUnavailable, ManifestConflict)
-CRASH_BELOW = 0.08  # of what is drawn before each use
+CRASH_BELOW = 0.08  # draws below it crash the reader before a use
 CRASHES_MS = (1.0, 30.0, 300.0)  # from then to the crash, at pace 1, at most
 
 
@@ -148,7 +149,7 @@ class SnapshotReaders:
         return [Reader(self, number) for number in range(READERS)]
 
     def check(self, order: SerialOrder) -> None:
-        """All reads of one snapshot are equal, and what the log says (I7)."""
+        """Check that all reads of one snapshot are equal, and match the log (I7)."""
         if self.problems:
             raise Violation(self.problems[0])
         check_i7_snapshots_are_one_state(order, self.snapped)
@@ -221,12 +222,13 @@ class Reader:
                 snapped.reads.append(await read_snapshot(self._views, snapped.snapshot))
         except PASSING:
             return
-        except (ObjectNotFound, IllegalState) as error:  # nobody is told this of a snapshot
+        except (ObjectNotFound, IllegalState) as error:  # no valid error of a read of a snapshot
             self._readers.problems.append(f"I7: {snapped.snapshot} is read, and {error!r}")
             snapped.ending = snapped.ending or "damaged"
         except SnapshotNotFound as error:
-            # A renewal may be made that we have not heard of: then it lives longer. Of a clock that
-            # tells seconds, a process may count on the parts of the last one by its own.
+            # A renewal without a reply may have been made: then the snapshot lives longer. If the
+            # store's clock has whole seconds, a process may count on fractions of the last one by
+            # its own clock.
             if clock_ms() <= snapped.ends_ms + 1 - cluster.sim.store.tick_ms:
                 problem = f"I7: {snapped.snapshot} lives until {snapped.ends_ms}, and {error!r}"
                 self._readers.problems.append(problem)

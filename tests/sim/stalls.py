@@ -1,8 +1,8 @@
-"""Processes that stop between two requests, at the worst moment, and go on when all has changed.
+"""Processes that stop between two requests, at the worst moment, and continue later.
 
 A process that edits the manifest has listed, and creates: meanwhile others edit, leases expire, and
-the collector deletes what it can, the manifest with the very id that is about to be created
-included (F2). A compactor is about to publish, and another has the same job (I9). A collector is
+the collector deletes what it can, including the manifest with the very id that is about to be
+created (F2). A compactor is about to publish, and another has the same job (I9). A collector is
 about to delete what it has found (F3). A writer that has won an epoch is about to list the WAL. A
 request is held on its way to the store, or its reply on the way back, and its sender is paused.
 """
@@ -40,10 +40,10 @@ COLLECTORS = ("collector1", "collector2")
 ENDS = (Superseded, StoreUnavailable, ManifestConflict)  # how they may end; others fail the run
 PAUSES_MS = (10.0, 1_000.0, 1_000.0, 15_000.0, 60_000.0)  # the longer ones outlast leases
 BETWEEN_MS = (30.0, 1_000.0, 5_000.0)  # two disturbances
-BUSY = (0.5, 2.0, 6.0)  # how much longer that is in some runs, so that trees get deep
+BUSY = (0.5, 2.0, 6.0)  # factor of it in some runs, so that more levels fill
 LIFE_MS = 32_000.0  # no lease or snapshot lives longer, at pace 1
-SWITCHER_LIFE_MS = 620_000.0  # who switches the WAL mode has the default settings
-FINISH_MS = 1_000_000.0  # all that is due is done by then, loads of many small files included
+SWITCHER_LIFE_MS = 620_000.0  # a process that switches the WAL mode has the default settings
+FINISH_MS = 1_000_000.0  # all due work is done by then, including loads of many small files
 Life: TypeAlias = Callable[[Node, Random], Awaitable[None]]
 
 
@@ -135,7 +135,7 @@ class BackgroundJobs:
         ends_s += [each.snapshot_expire_time_s for each in current.snapshots]
         left_ms = max(ends_s, default=0) * 1_000 - self.sim.store.clock_ms()
         life_ms = min(left_ms, SWITCHER_LIFE_MS)
-        # All that is not renewed expires; who has switched the WAL mode had long lives.
+        # All that is not renewed expires; a process that switches the WAL mode had long leases.
         await self.sim.sleep_ms(max(OPEN_TTL_S * 1_000.0, LIFE_MS * self.pace, life_ms))
         async with asyncio.timeout(FINISH_MS / 1_000):
             await node.run(self._compact(node, random, is_once=True))
@@ -205,10 +205,10 @@ REPLICA_NAMES = ("replica1", "replica2")
 STALLS_BETWEEN_MS = (10.0, 1_000.0, 5_000.0)  # two stalls of one process, at pace 1
 RARE = (1.0, 5.0, 20.0)  # how much longer that is in some runs
 STALLS_MS = (200.0, 3_000.0, 10_000.0, 25_000.0)  # the longer ones outlast leases
-REUSED_MS = 30_000.0  # so long is waited until an id is free again
-COLLECTED_MS = 8_000.0  # so long is waited until slots have been collected
-TWIN_MS = 10_000.0  # so long is waited until another compactor has published
-POLL_MS = 100.0  # between two looks whether it is
+REUSED_MS = 30_000.0  # timeout for an id to become free again
+COLLECTED_MS = 8_000.0  # timeout for slots to be collected
+TWIN_MS = 10_000.0  # timeout for another compactor to publish
+POLL_MS = 100.0  # between two polls of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class Stalls:
         self.reused_count = 0  # processes that went on when their id had been free again
 
     async def chaos(self, cluster: Cluster) -> None:
-        """Stop processes at random moments, until cancelled. All go on then."""
+        """Stop processes at random moments, until cancelled. All continue then."""
         rare = self._sim.random_for("stalls").choice(RARE)
         async with asyncio.TaskGroup() as tasks:
             for point in POINTS:
@@ -275,7 +275,7 @@ class Stalls:
     async def _change_meanwhile(
         self, point: _Point, stall_ms: float, random: Random, *, is_long: bool
     ) -> None:
-        """While a process is stopped, others go on for so long, or until its id is free again."""
+        """Let others run while a process is stopped, for a time or until its id is free again."""
         if point.node in COMPACTORS and random.random() < 0.5:
             self._background_jobs.start_twin(point.node, random)
             await self._until_compacted()
@@ -309,7 +309,7 @@ class Stalls:
             await self._sim.sleep_ms(POLL_MS * self._background_jobs.pace)
 
     async def _until_compacted(self) -> None:
-        """Wait until somebody has published a result, which may be what the stopped one has."""
+        """Wait until a result was published, which may be that of the stopped process."""
         before = self._levels()
         end_ms = self._sim.now_ms + TWIN_MS * self._background_jobs.pace
         while self._sim.now_ms < end_ms and self._levels() == before:

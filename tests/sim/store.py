@@ -67,7 +67,8 @@ class SimStoreClient(ObjectStore):
     async def create(
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
     ) -> CreateOutcome:
-        sent, kept = bytes(data), dict(metadata)  # what is sent can't be changed any more
+        # later changes of the caller's data have no effect
+        sent, kept = bytes(data), dict(metadata)
         create = self._objects.create
         try:
             return await self._ask("create", (name,), lambda: create(self._node, name, sent, kept))
@@ -139,7 +140,7 @@ class SimStoreClient(ObjectStore):
 
 DeleteWatch: TypeAlias = Callable[["Node", tuple[str, ...]], None]
 
-EPOCH_MS = 1_700_000_000_000  # what the store's clock shows when a run starts
+EPOCH_MS = 1_700_000_000_000  # time of the store's clock when a run starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class Applied:
     operation: str  # "create" or "delete"
     name: str
     data: bytes
-    clock_ms: int = 0  # what the store's clock told then
+    clock_ms: int = 0  # time of the store's clock
 
     @property
     def digest(self) -> str:
@@ -171,8 +172,8 @@ class Objects:
         """No objects; `node` is the store, for the timeline."""
         self.log: list[Applied] = []
         self.delete_watches: list[DeleteWatch] = []
-        self.misled_ms: dict[str, int] = {}  # by node: so far is the time off that it is told
-        self.tick_ms = 1  # the least that its clock tells; stores there are that tell seconds
+        self.misled_ms: dict[str, int] = {}  # by node: error of the time that it gets
+        self.tick_ms = 1  # resolution of its clock; some stores report whole seconds
         self._loop = loop
         self._node = node
         self._clock_ahead_ms = 0
@@ -218,7 +219,7 @@ class Objects:
         return None if found is None else found.data
 
     def first_made_ms(self, name: str) -> int:
-        """When an object was first made, by the store's clock, whatever came of it since."""
+        """Return when an object was first made, by the store's clock, even if deleted since."""
         return self._made_ms[name]
 
     async def _page(self, prefix: str, after: str, limit: int | None) -> list[ObjectInfo]:
@@ -308,7 +309,7 @@ class SimStore:
         self._plan(match, Plan(Fate.REFUSED), times)
 
     def spare(self, match: Match, *, times: int | None = 1) -> None:
-        """Requests are served, whatever faults are drawn and whatever scripts come later."""
+        """Serve these requests, whatever faults are drawn and whatever scripts come later."""
         self._plan(match, Plan(), times)
 
     def _plan(self, match: Match, plan: Plan, times: int | None) -> None:
@@ -343,15 +344,15 @@ class SimStore:
         return self._objects.tick_ms
 
     def tell_time_in(self, tick_ms: int) -> None:
-        """From now on the store's clock, and the ages of objects, are told in steps of this."""
+        """Report the store's clock, and the ages of objects, in steps of this from now on."""
         self._objects.tick_ms = tick_ms
 
     def jump_clock_ms(self, ahead_ms: int) -> None:
         self._objects.jump_clock_ms(ahead_ms)
 
     def mislead(self, node: str, ahead_ms: int) -> None:
-        """Tell nodes of this name a time that is so far ahead, until it is told otherwise.
+        """Report to nodes of this name a time that is `ahead_ms` ahead, from now on.
 
-        No object gets another age by it: it is as if they asked another server of the store.
+        No object gets another age by it, as if they asked another server of the store.
         """
         self._objects.misled_ms[node] = ahead_ms

@@ -1,8 +1,7 @@
-"""What was written to the store in a run, decoded with the shipped format code.
+"""All objects that were written to the store in a run, decoded with the shipped format code.
 
-What a collector has deleted is there as well: somebody has kept it. Of a name that was created
-again, the first object counts: who creates a collected slot or manifest again must have no effect
-(F1, F2).
+Objects that a collector has deleted are included: they were kept. Of a name that was created again,
+the first object counts: creating a collected slot or manifest again must have no effect (F1, F2).
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ FOLDERS = (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER)
 
 
 async def gather(*stores: ObjectStore) -> Stored:
-    """What the objects of all these stores hold; nobody knows when they had them.
+    """Return the objects of all these stores, without the times at which they landed.
 
-    Of two objects of one name, that of the first store counts. Nobody may write or delete
+    Of two objects of one name, that of the first store counts. REQUIRES: no writes or deletes
     meanwhile.
     """
     objects: dict[str, bytes] = {}
@@ -51,7 +50,7 @@ class WalObject:
     wal_id: int
     epoch: int
     logical_time_ms: int
-    landed_us: int | None  # when the store had it; None: nobody has seen that
+    landed_us: int | None  # when the store had it; None: unknown
     entries: tuple[Entry, ...]  # puts and tombstones, those in the files of loads included
     range_tombstones: tuple[Entry, ...]
     records: tuple[Entry, ...]  # of idempotency keys
@@ -63,7 +62,7 @@ class WalObject:
 
 @dataclass(frozen=True, slots=True)
 class StoredCommit:
-    """What stands in the log under one sequence number."""
+    """Contents of the log under one sequence number."""
 
     seq: int
     wal: WalObject
@@ -79,7 +78,7 @@ class StoredCommit:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether a writer made it by itself: it says of keys when their values have expired."""
+        """Whether a writer made it by itself: it records that values of keys have expired."""
         is_expiry = all(e.kind is Kind.TOMBSTONE and e.expire_at_ms for e in self.points.values())
         return is_expiry and not self.ranges and not self.idempotency_key
 
@@ -101,7 +100,7 @@ class Stored:
     manifests: tuple[Manifest, ...]
     wal: tuple[WalObject, ...]  # in slot order
     levels: Mapping[str, bytes] = field(default_factory=dict)  # by name
-    # What became durable at once, in order, where that is less than an object of the log.
+    # Parts that became durable at once, in order, where those are less than an object of the log.
     pieces: tuple[WalObject, ...] = ()
 
     @property
@@ -129,7 +128,7 @@ class Stored:
         objects: Mapping[str, bytes],
         landed_us: Mapping[str, int] = NEVER_SEEN,
     ) -> Stored:
-        """What these objects hold, and when the store had them, as far as that is known."""
+        """Decode these objects, with the times at which the store had them, as far as known."""
         ordered = sorted(objects.items())
         manifests = [
             decode_manifest(name, data)

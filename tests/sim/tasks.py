@@ -68,9 +68,9 @@ class SimTask(asyncio.Task[T]):
 class SimHandle(asyncio.TimerHandle):
     """A callback that is ready or waits for its time. `order` counts handles up.
 
-    `is_step` tells a step of a task from a plain callback, and `task` is that task. The constructor
-    does not call the inherited one, which would read the debug flag and keep what is not needed
-    here.
+    `is_step` distinguishes a step of a task from a plain callback, and `task` is that task. The
+    constructor does not call the inherited one, which would read the debug flag and keep what is
+    not needed here.
     """
 
     __slots__ = (
@@ -140,14 +140,14 @@ class SimHandle(asyncio.TimerHandle):
 
 
 def _nothing() -> None:
-    """Stands in for the callback of a cancelled handle, which it releases."""
+    """Replace the callback of a cancelled handle, which it releases."""
 
 
 def stepped_task(callback: Callable[..., object]) -> SimTask[Any] | None:
-    """The task of which `callback` is a step, or None if it is a plain callback.
+    """Return the task of which `callback` is a step, or None if it is a plain callback.
 
-    asyncio wraps a task's steps into objects that have the task as `__self__`; so have the
-    task's public methods, which are told apart by being found on the class.
+    asyncio wraps a task's steps into objects that have the task as `__self__`; so have the task's
+    public methods, which are recognized by being found on the class.
     """
     task = getattr(callback, "__self__", None)
     if not isinstance(task, SimTask):
@@ -226,7 +226,7 @@ def collect_now() -> None:
 def _close(task: SimTask[Any]) -> None:
     coro = task.get_coro()
     for _ in range(_CLOSE_ATTEMPTS):
-        with suppress(BaseException):  # errors after the end of the run are nobody's
+        with suppress(BaseException):  # errors after the end of the run are ignored
             coro.close()
             return
 
@@ -250,9 +250,9 @@ _CANCELLED_MIN = 64  # fewer cancelled timers than this are not worth removing
 class Ready:
     """The ready callbacks of all nodes, picked at random within the promises of a real loop.
 
-    An entry that is a step of a task stands for itself. An entry that is a plain callback stands
-    for "the next plain callback of that node". A step whose node has an older plain callback runs
-    that one instead and stays; the entry that stood for it then finds nothing and is dropped.
+    An entry that is a step of a task represents that step. An entry that is a plain callback
+    represents "the next plain callback of that node". A step whose node has an older plain callback
+    runs that one instead and stays; the entry of that callback then finds nothing and is dropped.
     """
 
     def __init__(self, random: Random, kept: list[object]) -> None:

@@ -1,8 +1,8 @@
 """The campaign of `make test`: new seeds of every profile for a time, found bugs, some mutants.
 
 Everything runs in the same processes, as many as there are cores, for `BUDGET_S` seconds
-(SIM_SECONDS=N: another time). Which seeds and which tenth of the mutants, the seed of the
-run decides; TEST_SEED=N repeats a run, and a failure tells the command for its seed alone.
+(SIM_SECONDS=N: another time). The seed of the run decides which seeds and which tenth of the
+mutants; TEST_SEED=N repeats a run, and a failure prints the command for its seed alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HUNTED = sorted(random_of("mutants").sample(sorted(MUTANTS), TENTH))
 
 @dataclass(slots=True)
 class Results:
-    """What all runs came to."""
+    """Results of all runs."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     found: dict[int, Checked] = field(default_factory=dict)
@@ -86,8 +86,8 @@ def results() -> Results:
 
 @pytest.mark.timeout(3_600)
 def test_new_seeds_break_no_invariant(results: Results) -> None:
-    """Every profile keeps every invariant, whatever crashes, stalls, or is lost, late or cut off;
-    and when that stops, it serves.
+    """Every profile keeps every invariant under crashes, stalls, losses, delays and partitions;
+    when those stop, it serves.
     """
     failures = total_of(results.tallies.values()).failures
     assert not failures, "\n\n".join(explain(each) for each in one_of_each_kind(failures))

@@ -31,7 +31,7 @@ from tests.sim.safekeepers.cluster import QuorumCluster
 from tests.sim.simulation import NodeClock, Simulation
 
 SEEDS_MAX = 20
-_SOON = (loop, "STEPS_PER_MOMENT_MAX", 100_000)  # who waits in circles is found out sooner
+_SOON = (loop, "STEPS_PER_MOMENT_MAX", 100_000)  # endless loops are detected sooner
 
 
 def _spare_those_that_stop(self: SafekeeperChaos) -> None:
@@ -82,7 +82,7 @@ class Checked:
 
 
 def check(number: int) -> tuple[int, Checked]:
-    """Look for a run that shows this bug: for another process."""
+    """Search a run that shows this bug, in another process."""
     found = FOUND[number]
     with planted(found.patches):
         with_it = run_task(found.task)
@@ -116,7 +116,7 @@ def test_a_sender_waits_no_shorter_than_time_passes() -> None:
 
 
 class _Waiting(archiver.Archiver):
-    """An archiver that has nothing to do before it looks again."""
+    """An archiver that has nothing to do before its next poll."""
 
     def __init__(self, clock: NodeClock) -> None:
         self._clock = clock
@@ -130,7 +130,7 @@ class _Waiting(archiver.Archiver):
         return False
 
     async def until_it_looks(self) -> None:
-        while self._poll_in_ms >= vars(archiver)["NOW_MS"]:  # as it is planted
+        while self._poll_in_ms >= vars(archiver)["NOW_MS"]:  # read each time, since it is patched
             await self._wait()
 
 

@@ -53,7 +53,7 @@ def test_every_invariant_has_a_checker_with_its_number() -> None:
 
 @pytest.mark.parametrize("profile", SHARES)
 def test_profiles_call_their_checkers(profile: str) -> None:
-    """A run of a profile calls every checker that says so."""
+    """A run of a profile calls every checker that is registered for it."""
     before = Counter(catalogue.calls)
     judged = next(seed for seed in range(100) if is_judged(seed))
     simulate(judged, PROFILES[profile])
@@ -92,7 +92,7 @@ def test_i7_an_unprotected_writer() -> None:
 
 
 def test_i7_a_snapshot_that_answers_after_its_end() -> None:
-    """A snapshot of which manifests know nothing any more, and which answers, is found."""
+    """A snapshot that answers although no manifest has it any more is found."""
 
     async def scene(sim: Simulation, cluster: Cluster, _callers: Callers) -> None:
         node = sim.node("admin")
@@ -113,7 +113,7 @@ def test_i7_a_snapshot_that_answers_after_its_end() -> None:
 
 
 def test_i8_a_needed_object_is_deleted() -> None:
-    """Who deletes the current manifest, a slot that is not compacted, or a fence, is found."""
+    """A delete of the current manifest, of an uncompacted slot, or of a fence, is found."""
 
     async def scene(sim: Simulation, _cluster: Cluster, _callers: Callers) -> None:
         client = sim.store_for("vandal")
@@ -165,7 +165,7 @@ def _without_manifests(_random: Random, there: damage.Objects) -> tuple[damage.O
 def test_i12_damage_that_is_served(
     harm: damage.Damage, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another answer is found, as is an error that does not say what is damaged."""
+    """A wrong answer is found, and so is an error that does not name the damaged object."""
 
     async def scene(sim: Simulation, _cluster: Cluster, callers: Callers) -> None:
         outcomes = await check_i12_damage_is_detected(sim)

@@ -1,4 +1,4 @@
-"""RELIABILITY.md says of every checker, mutant and profile that it is there, and of no other."""
+"""RELIABILITY.md lists every checker, mutant and profile that exists, and no other."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_every_mutant_is_on_the_page() -> None:
 
 
 def test_a_campaign_has_seeds_of_every_profile() -> None:
-    """None is forgotten, and the page tells of each."""
+    """Every profile has its share of a campaign, and is described on the page."""
     assert set(WEIGHTS) == set(PROFILES)
     assert [name for name in PROFILES if f"`{name}`" not in PAGE] == []

@@ -1,4 +1,4 @@
-"""What a database costs in requests to its store, at default settings and in virtual time."""
+"""Requests that a database makes to its store, at default settings and in virtual time."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_idle_database_costs_less_than_a_request_a_second() -> None:
 
 
 def test_a_group_commit_is_one_request() -> None:
-    """Whatever is written one after the other costs one request a commit, and nothing else."""
+    """Writes that follow each other cost one request a commit, and nothing else."""
 
     async def main(sim: Simulation) -> tuple[Counter[tuple[str, RequestKind]], int]:
         it = Roles(sim)
@@ -138,7 +138,7 @@ def test_opening_lists_pages_and_not_objects() -> None:
         return Counter(store.sent.by_kind)
 
     few, many, more = (simulate(3, partial(main, objects=n)).value for n in (100, 1_000, 2_100))
-    # Each object is read once, and each folder is listed a few times, whatever is in it.
+    # Each object is read once, and each folder is listed a few times, however much it holds.
     assert many[RequestKind.READ] - few[RequestKind.READ] == 900
     assert few[RequestKind.LIST] <= 10
     assert many[RequestKind.LIST] <= few[RequestKind.LIST] + 2

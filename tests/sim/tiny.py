@@ -1,4 +1,4 @@
-"""Settings far below what is allowed: so few entries fill trees, and all the time."""
+"""Settings below the permitted minimum, so that few entries fill levels quickly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIVES_S = (3, 8, 20)  # of snapshots and leases, at pace 1
 OPEN_TTL_S = 40  # of the snapshots of openers
 NARROW = {"queued_bytes_max": 5_000, "admission_waiting_bytes_max": 4_000}  # a few writes fill them
 LOADING = {
-    "direct_ingest_bytes": 1_000,  # whatever no condition decides is above
+    "direct_ingest_bytes": 1_000,  # all batches without conditions are larger
     "uncompacted_loads_max_count": 10_000,  # in peace no compactor runs
 }
 
@@ -47,7 +47,7 @@ def with_writer(settings: WriterConfig, update: Mapping[str, int]) -> WriterConf
 
 
 def draw_writer(random: Random) -> WriterConfig:
-    """Those of a writer that keeps little in memory and reads the levels all the time."""
+    """Draw settings of a writer that keeps little in memory and reads the levels all the time."""
     drawn = draw_settings(random)
     writer = drawn.writer.model_copy(
         update={

@@ -12,7 +12,7 @@ _FLUSH_STEPS = 1024
 
 
 class Line(NamedTuple):
-    """What happened on a node at a moment of virtual time."""
+    """An event on a node at a moment of virtual time."""
 
     at_us: int
     node: str
@@ -58,7 +58,7 @@ class Trace:
         self._pending.append(f"{at_us} {node} ! {text}\n")
 
     def digest(self) -> str:
-        """The hash over all lines so far: equal for two runs that did the same."""
+        """The hash over all lines up to now: equal for two runs with the same events."""
         self._flush()
         return self._hash.hexdigest()
 

@@ -20,21 +20,21 @@ from tests.sim.simulation import Simulation, some_days_ms
 NEAR_MS = (0.05, 0.05, 1.0, 10.0)  # one way between a slow opener and the store
 HELD_MS = (1.0, 1_000.0, 1_000.0, 1_000.0)  # until an object arrives: others may land before it
 WARNING_MS = 200.0  # between what happens to an older writer and the opening of the newer one
-STALE_MS = (100.0, 1_000.0, 5_000.0)  # from the opening until an older writer goes on
+STALE_MS = (100.0, 1_000.0, 5_000.0)  # from the opening until an older writer continues
 LATE_MS = (0.0, 0.0, 20.0, 300.0)  # from the opening until what was sent before it arrives
 QUIET_MS = 1_000.0  # until a writer that clients leave alone is waited for no longer
-POLL_MS = 10.0  # between two looks at something
+POLL_MS = 10.0  # between two polls
 STALE_QUESTIONS = 3
 LATE_WRITES = 6
 
 
 async def overtake(cluster: Cluster, callers: Callers, name: str) -> None:
-    """The writer `name` overtakes others that open, and those that serve.
+    """Have the writer `name` overtake others that open, and those that serve.
 
-    Of the latter, some stop and go on later without having noticed; of the others, objects that
-    are on their way arrive when the newer writer serves. Then each of those that open puts its
-    fence into the slot of an object that is on its way, while objects that need not wait for that
-    one may land behind it (k > 1).
+    Of the latter, some stop and continue later without having noticed; of the others, objects that
+    are on their way arrive when the newer writer serves. Then each opening writer puts its fence
+    into the slot of an object that is on its way, while objects that need not wait for that one may
+    land behind it (k > 1).
     """
     sim, random = cluster.sim, cluster.sim.random_for(f"overtaking at {cluster.sim.now_ms}")
     serves = asyncio.Event()
@@ -73,7 +73,7 @@ async def _meet_fence(
 
 
 async def _stop(cluster: Cluster, callers: Callers, name: str, serves: asyncio.Event) -> None:
-    """A writer stops while nothing that tells the news is on its way to it; then it is asked."""
+    """Stop a writer while it is idle, so that it does not notice the takeover; then call it."""
     sim = cluster.sim
     random = sim.random_for(f"stopping {name} at {sim.now_ms}")
     await _quieten(cluster, name)
@@ -131,10 +131,10 @@ BETWEEN_MS = (300.0, 3_000.0, 10_000.0)  # at pace 1
 # Logical time follows the clock of a writer's machine; checkers allow it a few seconds.
 JUMPS_MS = (5.0, 200.0, 1_000.0)
 JUMPED_MS_MAX = 3_000.0  # of one machine, in all
-# A snapshot is taken for sure for a second less than it lives, and a store may tell whole seconds.
+# A process trusts a snapshot for a second less than it lives, and a store may report whole seconds.
 STORE_JUMPS_MS = (1, 20, 100)
 STORE_JUMPED_MS_MAX = 400
-TICKS_MS = (1, 1_000)  # a header tells whole seconds
+TICKS_MS = (1, 1_000)  # a header has whole seconds
 
 
 async def jump_clocks(cluster: Cluster) -> None:
@@ -161,9 +161,9 @@ async def jump_clocks(cluster: Cluster) -> None:
 
 
 async def mislead_writers(cluster: Cluster) -> None:
-    """At times the store tells a writer that serves a time that is days ahead.
+    """Report to a serving writer, now and then, a store time that is days ahead.
 
-    Not by as much as the clock of its machine: two clocks that agree are believed.
+    The error differs from that of its machine's clock: two clocks that agree are believed.
     """
     sim, random = cluster.sim, cluster.sim.random_for("wrong times for writers")
     while True:
@@ -183,14 +183,14 @@ async def mislead_writers(cluster: Cluster) -> None:
 
 
 WRITER_NAMES = ("w1", "w2", "w3")
-CALM_MS = 2_000.0  # clients go on for so long when the faults have stopped
+CALM_MS = 2_000.0  # during which clients continue after the faults have stopped
 PEACE_MS = 90_000.0  # the longest timeout of a request, and time to open and to notice
-LENGTHS = (0.5, 1.0, 1.5)  # of chaos: short runs are cheap, long ones get to other places
+LENGTHS = (0.5, 1.0, 1.5)  # of chaos: short runs are cheap, long ones reach other states
 LENGTHS_BESIDE = (0.5, 1.0, 3.0)  # where there is more than writers
 TAKEOVERS_MAX = 3  # in peace, by what was sent before
 AGAIN_MS = 10_000.0  # by then a writer that was overtaken has ended
-PEACE_POLL_MS = 500.0  # between two looks whether it is peaceful
-BUSY_MS = 30_000.0  # so long others go on when no writer is left, at pace 1
+PEACE_POLL_MS = 500.0  # between two polls whether it is peaceful
+BUSY_MS = 30_000.0  # for which others continue when no writer is left, at pace 1
 FALLS_MAX = 5  # in a row, of a writer that is started again whenever it has crashed
 FALLS_MS = (1.0, 30.0, 300.0, 1_000.0)  # from a start to the next crash, at pace 1, at most
 
@@ -215,7 +215,7 @@ async def chaos(cluster: Cluster, callers: Callers) -> None:
             await sim.sleep_ms(step_ms * cluster.pace)
             name = random.choice(WRITER_NAMES)
             is_running = name in cluster.running
-            # Who opens while another opens ends that, and nobody would serve for long.
+            # An opening ends another one in progress, and no writer would serve for long.
             is_calm = overtaking is None or overtaking.done()
             events = ["start", "overtake", "crash", "pause", "resume", "nothing"]
             event = random.choices(events, [3, 6, 3, 2, 2, 0] if is_calm else [1, 0, 2, 2, 2, 7])[0]
@@ -252,10 +252,10 @@ async def _start_again(cluster: Cluster, name: str, random: Random) -> None:
 async def rival_writers(
     sim: Simulation, cluster: Cluster | None = None, beside: Beside = NOTHING_BESIDE
 ) -> Cluster:
-    """Chaos under load, then peace, then a last opening where all is repeated and read.
+    """Run chaos under load, then peace, then a last opening where all is repeated and read.
 
-    The writer that serves in peace was opened while requests of earlier writers may still have
-    been on their way; the last one when none is. `beside` is what else goes on until then.
+    The writer that serves in peace was opened while requests of earlier writers may still have been
+    on their way; the last one when none is. `beside` runs concurrently until then.
     """
     cluster = cluster or Cluster(sim)
     await cluster.found()

@@ -1,4 +1,4 @@
-"""Caches on disk in a folder of the test, and what stands in that folder."""
+"""Disk caches in a folder of the test, and the files in that folder."""
 
 from __future__ import annotations
 

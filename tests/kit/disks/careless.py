@@ -18,7 +18,7 @@ class ForwardingFileSystem(FileSystem):
     def __init__(self, inner: FileSystem) -> None:
         self.inner = inner
         self.open_folders: dict[int, Path] = {}
-        self.open_files: dict[int, Path] = {}  # those that are read or overwritten
+        self.open_files: dict[int, Path] = {}  # files that are read or overwritten
 
     def open(self, path: Path) -> int:
         descriptor = self.inner.open(path)
@@ -51,9 +51,9 @@ for _name in {*vars(FileSystem)} - {*vars(ForwardingFileSystem)}:
 
 
 class Careless(ForwardingFileSystem):
-    """Leaves out each sync for which `omits` is true, which is told the folder; None: of a file.
+    """A file system that omits each sync for which `omits(folder)` is true; None: of a file.
 
-    The sets are of folders in which this process has done something.
+    The sets hold the folders in which this process has done something.
     """
 
     def __init__(self, inner: FileSystem, omits: Callable[[Careless, Path | None], bool]) -> None:

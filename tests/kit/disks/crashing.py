@@ -1,10 +1,10 @@
-"""A disk that keeps, when the power is cut, no more than what was synced, and some of the rest.
+"""A disk that, at a power cut, keeps what was synced and a random part of the rest.
 
-The model is as unkind as POSIX allows. Of a file, every unsynced block survives or becomes what it
-was when it was synced, zeros if it was not there, and its length is somewhere between the synced
-and the last one. Of a folder, every unsynced making or removing of a name survives or not, each on
-its own; a renaming is both. What a file's sync says nothing
-about its name, and a folder's sync nothing about the folder's own name in its parent.
+The model is the worst that POSIX allows. Of a file, every unsynced block survives or reverts to its
+synced state (zeros if there was none), and the length is between the synced and the last one. Of a
+folder, each unsynced creation or removal of a name survives or not, independently; a rename is
+both. Syncing a file does not sync its name, and syncing a folder does not sync the folder's own
+name in its parent.
 """
 
 from __future__ import annotations

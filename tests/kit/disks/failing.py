@@ -1,4 +1,4 @@
-"""A real file system of which a test makes chosen calls fail."""
+"""A real file system in which a test makes chosen calls fail."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NOTED = (
 
 
 class FailingFileSystem(FileSystem):
-    """Raises `OSError` from the calls that `fail` was told about; all others work."""
+    """Raises `OSError` from the calls that were passed to `fail`; all others work."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self._failures: dict[str, tuple[int, int]] = {}  # call: errno, and after how many
 
     def fail(self, call: str, error: int, *, after: int = 0) -> None:
-        """Have this call fail from now on, after so many good ones."""
+        """Make this call fail from now on, after `after` successful ones."""
         self._failures[call] = (error, after)
 
     def recover(self) -> None:
@@ -46,7 +46,7 @@ class FailingFileSystem(FileSystem):
         return "may_write" not in self._failures and super().may_write(folder)
 
     def note(self, call: str) -> None:
-        """Note a call, and raise if it is to fail."""
+        """Record a call; raise if it is to fail."""
         self.calls.append(call)
         error, after = self._failures.get(call, (0, 0))
         if error and after:

@@ -1,4 +1,4 @@
-"""Logs of members of a quorum, with records, and what a damaged one must say."""
+"""Logs of quorum members with records, and the checks of a damaged one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.disks.crashing import CrashingDisk
 
 FOLDER = Path("/data/member")
 SEGMENT_BYTES = 512
-SLOT_BYTES = 4096  # of the files `control` and `synced`
+SLOT_BYTES = 4096  # size of the slots of the files `control` and `synced`
 IDENTITY = MemberIdentity(b"d" * 16, b"m" * 16, "s3://bucket/db", b"r" * 16)
 PROMISE = Ballot(7, b"n" * 16)
 ALL = 1 << 30
@@ -83,7 +83,7 @@ def new_disk() -> CrashingDisk:
 
 
 def disk_with_records(count: int = len(RECORDS)) -> CrashingDisk:
-    """A disk with a log that was closed: `PROMISE`, and so many of `RECORDS`, one by one."""
+    """Return a disk with a closed log: `PROMISE`, and this many of `RECORDS`, one by one."""
     disk = new_disk()
     log = new_log(FOLDER, filesystem=disk)
     log.perform([Save(PROMISE, LogHealth.SOUND)])
@@ -98,8 +98,10 @@ def files_of(disk: CrashingDisk) -> list[str]:
 
 
 def check_found(disk: CrashingDisk) -> str:
-    """Open a log whose files were damaged: "all" its records are there, it says that it is
-    "damaged", or it is "unknown" which member it was. No record is wrong, and no promise.
+    """Open a log whose files were damaged, and return what was found.
+
+    "all": its records are there; "damaged": it reports that; "unknown": its member is unknown.
+    Fails if a record or a promise is wrong.
     """
     try:
         log = old_log(FOLDER, filesystem=disk)

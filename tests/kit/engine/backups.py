@@ -27,7 +27,7 @@ from tests.kit.in_process_cluster import Household, everything, write_all
 from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.processes.in_process import real_runtime, wall_clock_ms
 
-FOLDERS = (  # of databases, and of repositories
+FOLDERS = (  # folders of databases, and of repositories
     *(names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER, backup.BACKUPS_FOLDER),
     *(backup.WAL_FOLDER, backup.LEVELS_FOLDER, backup.MARKS_FOLDER),
 )
@@ -125,7 +125,7 @@ async def write(place: Place, **pairs: str) -> None:
 
 
 async def scanned(place: Place) -> Pairs:
-    """What a scan of a copy of the database shows; the place itself stays as it is."""
+    """Return what a scan of a copy of the database shows; the place itself is not changed."""
     async with household(place.copy()) as roles, roles.writing() as writer:
         return await everything(writer)
 

@@ -1,7 +1,7 @@
-"""A database of real objects in memory, and everything that makes garbage in it.
+"""A database in memory with real objects, and every operation that makes garbage in it.
 
-Jobs are done here by plain edits, so that these tests depend on the rules of the protocol alone:
-whatever is published holds a lease, which the publishing edit checks.
+Jobs are plain edits here, so that these tests depend on the rules of the protocol alone: a
+published SST has a lease, which the publishing edit checks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from shalekv.write.snapshots import Snapshots
 from tests.kit.engine.running_log import yielding_runtime
 from tests.kit.store import STORE_NOW_MS
 
-AGE_S = 10  # of what these collectors delete
+AGE_S = 10  # age from which these collectors delete
 TTL_S = 60
 
 
@@ -156,7 +156,7 @@ class CollectedDatabase:
         landed: Callable[[Manifest], bool] = lambda _: True,
         store: ObjectStore | None = None,
     ) -> Manifest:
-        """The edit of a process that knows nothing yet."""
+        """Edit the manifest as a process without a cached state does."""
         return await StoredManifest(self.cas(store)).edit(edit, landed)
 
     async def publish(
@@ -208,7 +208,7 @@ class CollectedDatabase:
         return {info.name for folder in folders for info in self.objects.page(folder, "")}
 
     async def needed(self) -> set[str]:
-        """What must be there (I8): all that is reachable by the rules, read from the manifests."""
+        """Return the objects that must exist (I8): all that the manifests reach by the rules."""
         current = await self.manifest()
         unexpired = [s for s in current.snapshots if not is_expired(s, self.now_s)]
         active = {current.manifest_id, *(s.manifest_id for s in unexpired)}
@@ -243,7 +243,7 @@ def save(database: CollectedDatabase, root: Path) -> None:
 
 
 def load(root: Path, like: CollectedDatabase) -> CollectedDatabase:
-    """The objects in a folder, to be looked at."""
+    """Read the objects of a folder into a database, to inspect them."""
     database = CollectedDatabase()
     database.last_wal_id = like.last_wal_id
     for path in sorted(root.glob("*/*")):

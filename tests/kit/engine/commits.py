@@ -30,7 +30,7 @@ def tombstone(key: bytes) -> Change:
 
 
 def unsettled(_: Receipt | ShaleError) -> None:
-    """Settles a commit that nobody waits for."""
+    """Ignore the outcome of a commit: no caller waits for it."""
 
 
 def commit_of(seq: int, *changes: Change) -> Commit:
@@ -61,7 +61,7 @@ def landed(*runs: MemoryRun, into: Memtable | None = None) -> Memtable:
 
 
 def drop(memtable: Memtable, seq: int) -> int:
-    """Let go of what the levels hold up to a number; how many segments went."""
+    """Drop what the levels hold up to `seq`; return how many segments were dropped."""
     return finish(memtable.drop_through(seq, InlineClock()))
 
 

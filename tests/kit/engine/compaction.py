@@ -76,7 +76,7 @@ def small_settings(
 
 
 class SplitParts(OwnProcessParts):
-    """Runs parts here although it says that it runs them in parallel: so jobs are divided."""
+    """Runs parts in this process, but claims to run them in parallel: so jobs are split."""
 
     is_parallel = True
 

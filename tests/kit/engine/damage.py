@@ -166,7 +166,7 @@ class Planted:
         self.write_manifest(self.current)
 
     def edit_sst(self, number: int, **changes: object) -> None:
-        """Let the current manifest say something else of one SST."""
+        """Change the entry of one SST in the current manifest."""
         (info,) = (each for each in self.current.leveled_ssts if each.id == sst_id(number))
         self.replace_sst(number, replace(info, **changes))  # type: ignore[arg-type] # any field
 

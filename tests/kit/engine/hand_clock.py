@@ -12,7 +12,7 @@ from tests.kit.inline_runtime import InlineWorkers
 
 
 class HandClock(LoopClock):
-    """Time stands still until `advance`."""
+    """Clock that moves only by `advance`."""
 
     def __init__(self) -> None:
         self._now_ms = 1_000.0
@@ -23,7 +23,7 @@ class HandClock(LoopClock):
         return self._now_ms
 
     async def sleep_ms(self, duration_ms: float) -> None:
-        """Wait until the test has moved the clock so far."""
+        """Wait until the test has moved the clock by this much."""
         if duration_ms <= 0:
             await asyncio.sleep(0)
             return
@@ -33,7 +33,7 @@ class HandClock(LoopClock):
         await woken
 
     def advance(self, duration_ms: float) -> None:
-        """Move the clock, and wake who has waited long enough."""
+        """Move the clock, and wake the tasks whose time has come."""
         self._now_ms += duration_ms
         while self._waiting and self._waiting[0][0] <= self._now_ms:
             woken = heapq.heappop(self._waiting)[2]

@@ -1,4 +1,4 @@
-"""Trees made by hand on a store that notes every read."""
+"""Levels made by hand, on a store that records every read."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class LoadingWriter(MemoryDatabase):
 
 
 async def budget_for_all() -> None:
-    """There is always room for another load."""
+    """Return a budget that admits every load."""
 
 
 @asynccontextmanager
@@ -141,7 +141,7 @@ def entries_of(database: Database, manifest: Manifest, load: CommittedLoad) -> l
 async def file_of(
     database: Database, number: int, entries: Sequence[Entry], ranges: Sequence[Entry] = ()
 ) -> SstInfo:
-    """A file that stands ready, as somebody else has written it."""
+    """Return a file that another process has written and that is ready to be loaded."""
     sst_id = bytes.fromhex("0198c0de00007000") + (2**63 + number).to_bytes(8, "big")
     info, data = encoded_file((await database.manifest()).database_id, sst_id, entries, ranges)
     await database.store.create(level_name(sst_id), data)

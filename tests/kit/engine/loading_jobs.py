@@ -91,10 +91,10 @@ async def write(database: CollectedDatabase, **pairs: bytes) -> int:
 
 
 class Found(NamedTuple):
-    """What a writer finds that opens now."""
+    """State that a writer finds when it opens now."""
 
     state: State
-    loads: list[str]  # whose records it has replayed, oldest first
+    loads: list[str]  # loads whose records it has replayed, oldest first
 
 
 async def look(database: CollectedDatabase) -> Found:

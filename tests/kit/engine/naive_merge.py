@@ -1,7 +1,7 @@
-"""What a database holds, computed without any of the code that compacts or reads levels.
+"""Contents of a database, computed without any code that compacts or reads levels.
 
-Two ways: from all changes ever made, and from the objects that a manifest names, by walking the
-sources from the newest to the oldest. A compaction must leave both as they are.
+Computed in two ways: from all changes ever made, and from the objects that a manifest names, by
+walking the sources from the newest to the oldest. A compaction must change neither.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def answers(entries: Sequence[Entry], keys: Iterable[bytes], now_ms: int) -> dic
 
 
 async def read_sst(store: ObjectStore | CasStore, info: SstInfo, database_id: bytes) -> Sst:
-    """A whole SST, audited, which must be what the manifest says."""
+    """Read a whole SST, audited; it must match its entry in the manifest."""
     name = level_name(info.id)
     data = (await store.get(name)).data
     sst = open_sst(
@@ -91,7 +91,7 @@ class NaiveLevels:
         return [entry for of_sst in self._entries.values() for entry in of_sst]
 
     def answers(self, keys: Iterable[bytes], now_ms: int) -> dict[bytes, Answer]:
-        """By walking the sources: the first that knows of a key decides (I9)."""
+        """Walk the sources; the first that has a key decides its answer (I9)."""
         found = {}
         for key in keys:
             newest = None

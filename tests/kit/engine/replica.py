@@ -39,8 +39,8 @@ from tests.kit.store import STORE_NOW_MS
 
 WRITER = WriterId(1, b"w" * 16)
 TTL_S = 60
-AGE_S = 10  # of what is collected
-# Nothing of this happens by itself: a test looks, and keeps trees, when it wants to.
+AGE_S = 10  # age from which objects are collected
+# Nothing happens by itself: the test polls, and keeps versions, when it wants to.
 BY_HAND: dict[str, Any] = {
     "poll_interval_ms": 3_600_000,
     "poll_interval_min_ms": 0,

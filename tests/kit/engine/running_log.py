@@ -1,4 +1,4 @@
-"""A log on a held store, and writes that remember all that they were told."""
+"""A log on a held store, and writes that record every outcome they are given."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN = WriterId(5, b"o" * 16)
 OLDER = WriterId(4, b"4" * 16)
 NEWER = WriterId(6, b"6" * 16)
 LOGICAL_TIME_MS = 1_000
-TRANSACTION_BYTES = 2_000  # that are admitted for one
+TRANSACTION_BYTES = 2_000  # bytes admitted for one
 Outcome = Receipt | ShaleError
 
 
@@ -70,7 +70,7 @@ def slots_on(store: ObjectStore, own: WriterId) -> ObjectStoreWal:
 
 
 class Settlement:
-    """What became of a commit, as its caller was told; told twice is a bug."""
+    """Outcomes that the caller of a commit was given; more than one is a bug."""
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
@@ -177,7 +177,7 @@ class RunningLog(MemoryDatabase):
         return [entry.value if entry and entry.is_visible(NOW_MS) else None for entry in found]
 
     async def fill(self, wal_id: int, owner: WriterId, changes: Iterable[Change] = ()) -> None:
-        """Somebody else's object takes a slot; without changes it is a fence."""
+        """Fill a slot with an object of another writer; without changes it is a fence."""
         entries = sorted(Entry(c.key, 60, c.kind, c.value) for c in changes)
         assert await slots_on(self.store.free, owner).create(wal_id, WalContents(entries)) is None
 
@@ -195,7 +195,7 @@ class RunningLog(MemoryDatabase):
         return WalContents([*sst.entries()], [*sst.range_tombstones()], [*sst.system_entries()])
 
     def check_settled(self) -> None:
-        """Every write was told once, and all bytes were given back."""
+        """Check that every write has exactly one outcome, and that all bytes were released."""
         assert [len(write.outcomes) for write in self.writes] == [1] * len(self.writes)
         assert self.admission.queued_bytes == 0
         assert len(self.log.pending_writes) == 0

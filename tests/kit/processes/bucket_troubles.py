@@ -1,4 +1,4 @@
-"""A bucket of its own on an S3 server, reached by way of a proxy that a test tells what to do."""
+"""A bucket of its own on an S3 server, reached through a proxy with faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TroubledBucket:
         """With `records`, a file of SQLite decides which create was first, in two phases."""
         self.url = f"s3://troubled-{uuid4().hex}/a"
         self.s3 = s3
-        self.env = s3.environment  # of a process that meets what the proxy does
+        self.env = s3.environment  # environment of a process that goes through the proxy
         if records is not None:
             self.env["SHALEKV_STORE__CAS"] = "two_phase"
             self.env["SHALEKV_STORE__RECORDS_URL"] = f"sqlite://{records}"

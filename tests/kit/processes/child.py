@@ -1,7 +1,8 @@
 """A process that a test started: its log lines, and the ways to end it.
 
-Every wait has a deadline, and what fails says what the child wrote. Waiting happens in threads:
-the event loop of the test goes on, and tests without a loop can use `Child` as well.
+Every wait has a deadline, and its failure shows the output of the child. Waiting happens in
+threads, so that the event loop of the test runs on and tests without a loop can use `Child` as
+well.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Child:
             return b"".join(self._stderr).decode(errors="replace")
 
     def lines(self) -> list[Line]:
-        """Its log lines so far; what is not JSON has the key ``text`` alone."""
+        """Log lines up to now; a line that is not JSON has the key ``text`` alone."""
         return [_parsed(line) for line in self.stderr().splitlines()]
 
     def report(self) -> str:
@@ -120,7 +121,7 @@ class Child:
             for line in lines[seen:]:
                 if accept(line):
                     return line
-            # The last line may have been read in part; it is looked at again.
+            # The last line may have been read in part: read it again.
             seen = max(0, len(lines) - 1)
             left_s = deadline - time.monotonic()
             if ended or left_s <= 0:
@@ -166,7 +167,7 @@ class Child:
         return await self.exited()
 
     def close(self) -> None:
-        """End it and its children, whatever they do; blocks the thread for a moment."""
+        """End it and its children, whatever they do; block the thread for a moment."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # its children outlive it in its session
         self.wait_for_exit()

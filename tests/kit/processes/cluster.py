@@ -51,9 +51,9 @@ from tests.kit.timeouts import scaled_timeout_s
 from tests.servers.process import free_ports
 
 POLL_MS = 50
-LIFE_S = 2  # of the snapshots of a server, the least that there is
+LIFE_S = 2  # shortest permitted life of a server's snapshots
 ALONE = ("--no-with-compactor", "--no-with-collector")
-# For a writer no write of which may fail: members that wait for their turn are there all the same.
+# For writers whose writes must not fail: slow members are waited for.
 LENIENT = ("--quorum-timeout-ms", "60000")
 COMPACT_ALL = ("--wal-trigger-age-ms", "0", "--sst-bytes", "65536", "--log-format", "json")
 COLLECT_ALL = (
@@ -84,7 +84,7 @@ TINY = {
     "block-cache-bytes": 64 << 10,
     "metadata-cache-bytes": 1 << 20,
     "scan-message-bytes": 4 << 10,
-    "snapshot-ttl-s": 20,  # a server that stands still for seconds is no fault here
+    "snapshot-ttl-s": 20,  # a server that is paused for seconds is no fault here
     "fence-poll-ms": 50,
 }
 
@@ -128,7 +128,7 @@ class Cluster:
 
     @property
     def folder(self) -> Path:
-        """That of the database, where the bucket is a folder."""
+        """Folder of the database, where the bucket is a folder."""
         return Path(self.url.removeprefix("file://"))
 
     # Servers and commands.
@@ -156,7 +156,7 @@ class Cluster:
         """Run a command on the database to its end, which must be with this exit code."""
         return await self.processes.run(*argv, "--url", self.url, env=self.env, code=code)
 
-    # What happens to the objects.
+    # Events that concern the objects.
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[CasStore]:
@@ -197,7 +197,7 @@ class Cluster:
             await compactor.close()
 
     async def collect(self, is_there: Callable[[], bool] = lambda: False) -> None:
-        """Collect whatever has been needless for a moment; again, as long as something is there."""
+        """Collect objects that have been garbage for a moment; repeat while any is left."""
         settings = CollectorSettings(collect_age_s=0, wal_retention_s=0)
         async with self.store() as store, asyncio.timeout(scaled_timeout_s(STALL_S)):
             collecting = CollectJob(store, settings)
@@ -235,7 +235,7 @@ class Cluster:
         return {f"{folder}{path.name}" for path in (self.folder / folder).glob("*")}
 
     def add_file(self, sst_id: bytes, entries: Sequence[Entry], *, block_bytes: int) -> SstInfo:
-        """Put a file that is to be loaded, as a tool does, into the folder of the levels."""
+        """Put a file to be loaded into the folder of the levels, as a tool does."""
         database_id = self.manifest().database_id
         info, data = encoded_file(database_id, sst_id, entries, block_bytes=block_bytes)
         path = self.folder / level_name(sst_id)

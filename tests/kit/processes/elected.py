@@ -1,4 +1,4 @@
-"""Servers that stand by, clients that know all of them, and take-overs."""
+"""Standby servers, clients that know all of them, and takeovers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kit.processes.load import Persistent, check_archived
 from tests.kit.seeds import random_of, run_seed
 
 BETWEEN_WRITES = 20
-PATIENT = RetryPolicy(attempts_max=1_000)  # with a server that stands by, and is elected later
+PATIENT = RetryPolicy(attempts_max=1_000)  # for a server that stands by and is elected later
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Elected:
         return before
 
     async def end_others(self) -> Child:
-        """End all but the one that serves, which nobody takes over from then."""
+        """End all servers but the one that serves, so that nothing takes over from it."""
         writer = self.writer
         for other in [each for each in self.servers if each is not writer]:
             self.servers.remove(other)
@@ -68,9 +68,9 @@ class Elected:
 async def elected(
     cluster: Cluster, *elects: str, flags: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> AsyncIterator[Elected]:
-    """A server for each of `elects`, and clients that write to whichever serves, until the end.
+    """Run a server for each of `elects`, and clients that write to the elected one.
 
-    Then all that clients know is compared with what is there.
+    At the end, compare what all clients know with the contents of the database.
     """
     writes = Persistent(History(run_seed()), [], random_of("elected"), clients=4)
     # Later flags win: a test may have children all the same.

@@ -1,12 +1,12 @@
-"""What clients know about the writes that they sent, kept apart from the server, and judged.
+"""History of the writes that clients sent, kept apart from the server, and its checks.
 
 A write ends as acknowledged, as refused (the server says that nothing was applied), or as unknown.
-Each put carries the number of its attempt, all members of a batch the same one, so that whatever is
-found in the database later tells which attempt it comes from.
+Each put carries the number of its attempt, which all members of a batch share, so that each value
+in the database identifies its attempt.
 
-`check_state` judges what a server shows after it has recovered. What it shows is then settled:
-whatever was overwritten, deleted or lost by then must never show again. `check_order` judges each
-acknowledgement as it comes.
+`check_state` judges what a server shows after it has recovered. That state is then settled: a value
+that was overwritten, deleted or lost by then must never show again. `check_order` judges each
+acknowledgement as it arrives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 class Fate(enum.Enum):
-    """What a client knows about a write."""
+    """Outcome of a write as its client knows it."""
 
     UNKNOWN = "unknown"  # also while it is under way
     IN_MEMORY = "acknowledged from memory"  # a crash may still lose it
@@ -69,7 +69,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class _KeyLog:
-    """What may have become of one key since its state was last settled."""
+    """The possible values of one key since its state was last settled."""
 
     settled: Found | None = None
     attempts: list[Attempt] = field(default_factory=list)
@@ -98,11 +98,12 @@ class History:
         return attempt
 
     def acknowledged(self, attempt: Attempt, commit: Commit) -> None:
-        """The server has acknowledged; `Violation` when its number contradicts the order.
+        """Record an acknowledgement. Raises `Violation` if its number contradicts the order.
 
-        A write that is sent after another was acknowledged comes after it, whoever acknowledged
-        (I3, I14): a fenced writer can make nothing durable that was sent after its successor
-        acknowledged something. From memory it can acknowledge, until it notices; that is lost.
+        A write that is sent after another was acknowledged comes after it, whichever writer
+        acknowledged (I3, I14): a fenced writer can make nothing durable that was sent after its
+        successor acknowledged something. It can acknowledge from memory until it notices; those
+        writes are lost.
         """
         attempt.commit = commit
         attempt.fate = Fate.IN_MEMORY if commit.wal_id is None else Fate.ACKNOWLEDGED
@@ -164,7 +165,7 @@ class History:
         raise self.violation(f"{key!r} is {found}, expected {expected}; last attempts: {since}")
 
     def _open_batches(self) -> Iterator[Attempt]:
-        """Batches since the last check of which nobody knows whether they were applied."""
+        """Batches since the last check that may or may not have been applied."""
         seen: dict[int, Attempt] = {}
         for key_log in self._keys.values():
             for attempt in key_log.attempts:

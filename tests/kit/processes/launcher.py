@@ -37,7 +37,7 @@ from tests.kit.constants import replace_as_given
 
 _LENGTH = struct.Struct(">I")
 _STATUS = struct.Struct(">i")
-_FDS = 4  # stdin, stdout, stderr, and the pipe that is told how the process ended
+_FDS = 4  # stdin, stdout, stderr, and the pipe that reports how the process ended
 _COMMANDS = ("serve", "reader", "safekeeper", "compactor", "collector", "get", "load")
 _ROOT = Path(__file__).parents[3]
 
@@ -141,7 +141,7 @@ def _serve(requests: socket.socket) -> None:
     for command in _COMMANDS:
         importlib.import_module(COMMANDS[command][0].partition(":")[0])
     assert shalekv is not None
-    status_of: dict[int, int] = {}  # the pipe that is told the end of a process, by its pid
+    status_of: dict[int, int] = {}  # pipe that reports the end of a process, by its pid
     wake_end, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)

@@ -27,8 +27,8 @@ from tests.kit.processes.history import Attempt, Fate, Found, History
 from tests.kit.processes.wal_contents import check_wal, read_wal, state_of
 
 SHARED_KEYS = 24  # overwritten by all clients
-MEMORY_KEYS = b"memory/"  # what is put there is acknowledged before it is durable
-TIMEOUT_MS = 120_000  # a server may stand still while others start, or the store be away
+MEMORY_KEYS = b"memory/"  # prefix of keys whose puts are acknowledged before they are durable
+TIMEOUT_MS = 120_000  # a server may be paused while others start, or the store be unreachable
 READ_KEYS = 500
 DEFAULT_RETRY = RetryPolicy()
 ONE_ATTEMPT = RetryPolicy(attempts_max=1)  # every answer of the server is written down
@@ -42,11 +42,11 @@ LOG_FULL, NO_QUORUM = "LOG_FULL", "QUORUM_UNAVAILABLE"
 
 
 class Load:
-    """Clients that write to one server until they are told to stop, or it no longer answers.
+    """Clients that write to one server until they are stopped or it no longer answers.
 
-    Each has a connection of its own and one write under way: puts to shared keys and to keys of its
-    own, some acknowledged from memory, deletes, and batches. A counter for each client is only ever
-    overwritten.
+    Each has its own connection and one write at a time: puts to shared keys and to keys of its own,
+    some acknowledged from memory, deletes, and batches. Each client has a counter key that it only
+    overwrites.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Load:
         """Starts with `run`. That share of the writes is acknowledged from memory."""
         self.acknowledged_count = 0
         self.ended = asyncio.Event()
-        self.ended_by: list[ShaleKVError] = []  # one for each client that was not told to stop
+        self.ended_by: list[ShaleKVError] = []  # one for each client that was not stopped
         self._history = history
         self._address = address
         self._random = random
@@ -90,7 +90,7 @@ class Load:
         self._stop.set()
 
     async def acknowledged(self, count: int) -> bool:
-        """Wait until so many more writes are acknowledged than now; False: `run` ended before."""
+        """Wait until `count` more writes are acknowledged; False if `run` ended before."""
         if self.ended.is_set():
             return False
         goal, reached = self.acknowledged_count + count, asyncio.Event()
@@ -99,7 +99,7 @@ class Load:
         return self.acknowledged_count >= goal
 
     def reasons(self) -> Counter[str]:
-        """What the clients were told that met an error: reasons, or codes of gRPC itself."""
+        """Reasons of the errors that clients got, or codes of gRPC itself."""
         return Counter(error.reason or error.code for error in self.ended_by)
 
     async def _run_client(self, name: int, random: Random) -> None:
@@ -190,7 +190,7 @@ class Persistent:
     random: Random
     clients: int = 6
     acknowledged: int = 0
-    epoch: int = 0  # of the writer that has acknowledged the latest
+    epoch: int = 0  # epoch of the writer that acknowledged last
     reasons: Counter[str] = field(default_factory=Counter)  # reasons, or codes of gRPC
     over: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -201,7 +201,7 @@ class Persistent:
                 tasks.create_task(self._run_client(Random(self.random.getrandbits(64)), name))
 
     async def more(self, count: int) -> None:
-        """Wait until so many more are acknowledged than now."""
+        """Wait until `count` more are acknowledged."""
         goal = self.acknowledged + count
         await self._until(lambda: self.acknowledged >= goal, f"{count} writes")
 
@@ -269,7 +269,7 @@ async def attempt_write(history: History, client: Client, attempt: Attempt) -> s
 
 
 async def write_some(history: History, client: Client, count: int = 6) -> None:
-    """Some writes, one after the other, each of which must be acknowledged."""
+    """Write one after the other; each write must be acknowledged."""
     for number in range(count):
         attempt = history.begin([b"shared", b"own/%d" % len(history.attempts)][number % 2 :])
         history.acknowledged(attempt, await send(client, attempt))
@@ -300,7 +300,7 @@ async def _write_until(history: History, address: str, timeout_ms: int, wanted: 
 async def check_archived(
     folder: Path, writer: Child, history: History, *, retry: RetryPolicy = DEFAULT_RETRY
 ) -> None:
-    """Have everything archived; what clients know, the writer shows and the WAL holds is the same.
+    """Archive everything, then check that clients, the writer and the WAL agree.
 
     `folder` is that of the database; nothing may have been collected.
     """
@@ -317,7 +317,7 @@ async def check_archived(
 
 
 def check_whole_wal(folder: Path, history: History, state: dict[bytes, Found]) -> None:
-    """What clients know, what a server shows and what the WAL holds is the same."""
+    """Check that the clients' history, the server's state and the WAL agree."""
     wal = read_wal(folder)
     check_wal(wal, history)
     assert state == state_of(wal), f"seed {history.seed}"

@@ -1,4 +1,4 @@
-"""How much memory a process takes, as Linux tells it."""
+"""Memory of a process, as Linux reports it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
         ... server.listen is HOST:PORT ...
         assert await server.stop() == 0
 
-Each child is a session of its own, so a signal reaches it and its children and nobody else.
+Each child is a session of its own, so a signal reaches it and its children and no other process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERVE = ("serve", "--listen", "127.0.0.1:0", "--log-format", "json")
 
 
 def environment() -> dict[str, str]:
-    """That of the test without any SHALEKV_*, each of which would be a setting."""
+    """Environment of the test without any SHALEKV_*, each of which would be a setting."""
     return {k: v for k, v in os.environ.items() if not k.startswith("SHALEKV_")}
 
 

@@ -1,4 +1,4 @@
-"""The commands that README.md tells a reader to type."""
+"""The commands that README.md has for its readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 ADDRESS = "127.0.0.1:7654"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SERVE = "shalekv serve "
-TYPED_S = 200  # of which the proof that a store is fit takes most
+TYPED_S = 200  # most of it for the check of the store
 Starts = Callable[[str], bool]
 
 
@@ -60,7 +60,7 @@ async def type_in(
     env: Mapping[str, str],
     within_s: float = TYPED_S,
 ) -> Child:
-    """Run the commands, one by one until one fails; `env` says where the server is."""
+    """Run the commands until one fails; `env` has the address of the server."""
     script = checkout / "commands.sh"
     address = env.get("SHALEKV_ADDR", ADDRESS)
     script.write_text(

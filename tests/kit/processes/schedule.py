@@ -1,4 +1,4 @@
-"""Schedules: what happens to the processes of one database, step by step, and how all of it ends.
+"""Schedules: what happens to the processes of one database, step by step, and the final checks.
 
     serve old
     load old 100
@@ -8,8 +8,8 @@
     fenced old
     check new
 
-Each line is a step: a method of `ScheduleRun` without its `do_`, its words after it. Processes have
-names. What clients are told goes to one history, which `check` compares with what is there.
+Each line is a step: the name of a method of `ScheduleRun` without its `do_`, then its arguments.
+Processes have names. All clients share one history, which `check` compares with the database.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ScheduleRun:
         assert await child.exited() == ExitCode[code], child.report()
 
     async def do_fails(self, name: str, code: str) -> None:
-        """Asked to stop, it ends with this exit code, says so, and shows no traceback."""
+        """Stop it: it ends with this exit code and a message, without a traceback."""
         child = self._children[name]
         assert await child.stop() == ExitCode[code], child.report()
         assert child.lines()[-1]["event"] == "ended by an error", child.report()
@@ -160,7 +160,9 @@ class ScheduleRun:
         await self._children[name].line(event(" ".join(words)))
 
     async def do_survive(self, name: str, *names: str) -> None:
-        """Of these the one of the highest epoch survives, from now on as `name`; it has load."""
+        """Keep the one of these processes with the highest epoch, from now on as `name`, under
+        load.
+        """
         for each in names:
             await self._children[each].line(is_epoch_won)
             with suppress(ChildFailed):
@@ -176,7 +178,7 @@ class ScheduleRun:
     # Writes.
 
     async def do_load(self, name: str, count: str) -> None:
-        """Clients write to it all the time from now on; so many writes are acknowledged."""
+        """Let clients write to it continuously; wait until `count` writes are acknowledged."""
         if name not in self._loads:
             await self._begin_load(name)
         load = self._loads[name]
@@ -205,7 +207,7 @@ class ScheduleRun:
         assert all(found), [str(attempt) for attempt, _ in self._late]
 
     async def do_lost(self, name: str) -> None:
-        """It says which writes it had accepted and lost; none of them was acknowledged."""
+        """Check that it reports accepted writes that were lost; none of them was acknowledged."""
         lost = [line for line in self._children[name].lines() if line.get("event") == "write lost"]
         assert lost, self._children[name].report()
         assert {line["reason"] for line in lost} == {"FENCED"}
@@ -213,7 +215,7 @@ class ScheduleRun:
         assert acknowledged.isdisjoint(line["seq"] for line in lost)
 
     async def do_check(self, name: str) -> None:
-        """What clients know is there: at this server, after its crash, and in the files."""
+        """Check the clients' history against this server, before and after a crash, and files."""
         if name in self._loads:
             await self.do_rest(name)
         child = self._children[name]
@@ -232,7 +234,7 @@ class ScheduleRun:
         self.history.check_state(await read_state(again.listen))
         assert await again.stop() == ExitCode.OK, again.report()
 
-    # What happens to the objects of a database in a folder.
+    # Events that concern the objects of a database in a folder.
 
     async def do_compact(self) -> None:
         await self.database.compact()
@@ -252,7 +254,7 @@ class ScheduleRun:
         self._slot = wal_ids(self.database.folder)[-1] + 1
 
     async def do_gone(self, after: str) -> None:
-        """Collect until the object so many slots after that slot is gone."""
+        """Collect until the object `count` slots after that slot is gone."""
         path = wal_path(self.database.folder, self._slot + int(after))
         await self._collect_while(path.exists)
 
@@ -276,9 +278,9 @@ class ScheduleRun:
         assert not self.database.manifest().snapshots
 
     async def do_bury(self) -> None:
-        """Others make the next manifests, and the first of them is collected: its id is free.
+        """Make the next manifests, and collect the first of them: its id is free again.
 
-        Whoever was about to create it finds its name free again, and others above.
+        A process that was about to create it finds its name free, and later ids taken.
         """
         folder = self.database.folder
         self._slot = manifest_ids(folder)[-1] + 1
@@ -289,7 +291,7 @@ class ScheduleRun:
         assert manifest_ids(folder)[-1] > self._slot
 
     async def do_made_again(self, name: str) -> None:
-        """What was put into the manifest with that id is in the current one as well."""
+        """Check that the edit of the manifest with that id is in the current one as well."""
         buried, current = self.database.manifest(self._slot), self.database.manifest()
         match name:
             case "snapshot":
@@ -302,7 +304,7 @@ class ScheduleRun:
                 assert buried.leveled_ssts
                 assert current.leveled_ssts
 
-    # What happens to the store of a database in a bucket.
+    # Events that concern the store of a database in a bucket.
 
     async def do_lose_replies(self, count: str) -> None:
         """Replies to creates of WAL objects and of manifests get lost."""

@@ -21,7 +21,7 @@ def started(
     folder: Path, *, heap: str = HEAP, java_options: str = JAVA_OPTIONS, **settings: str
 ) -> Iterator[SparkSession]:
     """A session that writes into `folder`; `settings` have underscores in the place of points."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # what tasks run in
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # interpreter of the tasks
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = (
         SparkSession.builder.master(MASTER)

@@ -90,7 +90,7 @@ class Stall:
 
 
 class KeepingStore(FaultyStore):
-    """Copies from `source` to `kept` what is to be deleted; the first of each name is kept."""
+    """Copies objects that are to be deleted from `source` to `kept`, the first of each name."""
 
     def __init__(self, inner: ObjectStore, source: ObjectStore, kept: ObjectStore) -> None:
         super().__init__(inner)

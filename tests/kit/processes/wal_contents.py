@@ -1,7 +1,7 @@
-"""What really stands in the WAL of a database on `file://`, read from its files without a server.
+"""Contents of the WAL of a database on `file://`, read from its files without a server.
 
-The commits that are found there are compared with what clients know: whatever they were told must
-stand where they were told, whole, in order, and once.
+Its commits are compared with what clients know: an acknowledged write must be in the slot that was
+reported, whole, in order, and once.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def is_fence(path: Path) -> bool:
 
 
 def state_of(wal: list[WalObject]) -> dict[bytes, Found]:
-    """What a database shows whose log this is, worked out without its engine."""
+    """Return the state that this log leads to, computed without the engine."""
     state: dict[bytes, Found] = {}
     for each in wal:
         for seq, changes in sorted(each.commits.items()):
@@ -123,7 +123,7 @@ def _check_order(wal: list[WalObject], history: History) -> None:
 def _check_acknowledged(
     attempt: Attempt, by_seq: dict[int, tuple[WalObject, Changes]], history: History
 ) -> None:
-    """What was acknowledged stands in the object that the reply named, of that writer (I1)."""
+    """Check that each acknowledged write is in the object that its reply named (I1)."""
     commit = attempt.commit
     assert commit is not None
     if commit.seq not in by_seq:
@@ -136,7 +136,7 @@ def _check_acknowledged(
 
 
 def _check_origins(by_seq: dict[int, tuple[WalObject, Changes]], history: History) -> None:
-    """Each commit in the WAL is one whole attempt that was not refused, and stands there once."""
+    """Check that each commit in the WAL is one whole attempt, not refused, and occurs once."""
     acknowledged = {a.seq: a for a in history.of_fate(Fate.ACKNOWLEDGED)}
     untagged: Counter[frozenset[bytes]] = Counter(
         frozenset(a.changes) for a in history.of_fate(Fate.UNKNOWN) if not any(a.changes.values())

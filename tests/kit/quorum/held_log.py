@@ -34,7 +34,7 @@ A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 EPOCH = 3
 NONCE = b"n" * 16
 DEADLINE_S = 30
-# Looks, and takes over, as soon as it can: no test waits for what takes time.
+# Polls and takes over as soon as it can: no test waits for a timeout.
 EAGER = ArchivingSettings(
     archive_list_interval_ms=10,
     archive_manifest_interval_ms=10,
@@ -48,7 +48,7 @@ IMPATIENT_STORE = StoreSettings(retry_initial_ms=1, retry_max_ms=5)
 
 
 class ArchiverStatus:
-    """What an archiver tells of itself."""
+    """Status that an archiver reports."""
 
     def __init__(self) -> None:
         self.is_archiver = False
@@ -162,7 +162,7 @@ class HeldLog:
 
 @dataclass(slots=True)
 class Written:
-    """The log of a writer: all records, whoever has them."""
+    """The log of a writer: all records, whichever members have them."""
 
     epoch: int = EPOCH
     records: list[Record] = field(default_factory=list)

@@ -80,10 +80,10 @@ class InProcessLinks:
         self.nodes = nodes
         self.cut_off: set[str] = set()  # addresses that are not reached
         self.links: list[InProcessLink] = []
-        self.sent: dict[str, list[ToAcceptor]] = {}  # by address: all that was sent
+        self.sent: dict[str, list[ToAcceptor]] = {}  # all messages that were sent, by address
         self.fetch_count = 0
         self.status_count = 0
-        self.tails = Counter[str]()  # that are read, by address
+        self.tails = Counter[str]()  # open tails, by address
 
     def cut(self, *addresses: str) -> None:
         """From now on these are not reached; without any, none is."""

@@ -162,7 +162,7 @@ class Writing:
         return self.slots.report().committed_lsn
 
     async def run(self) -> None:
-        """Run until it is closed or has failed, which `ended_by` tells."""
+        """Run until it is closed or has failed; `ended_by` has the error."""
         try:
             await self.engine.run(stop_grace_ms=GRACE_MS)
         except ShaleError as error:

@@ -61,7 +61,7 @@ class KeptLog:
         self.place = place
         self.request_id = request_id
         self.state = AcceptorState(member_id)
-        self.records: list[Record] = []  # those after the base
+        self.records: list[Record] = []  # records after the base
         self.replies: dict[int, Callable[[ToProposer], None]] = {}  # by stream
         self.moved = asyncio.Event()  # set and replaced when anything has happened
         self.is_archiver = False
@@ -139,7 +139,7 @@ class KeptLog:
         )
 
     async def archive(self, store: CasStore) -> int | None:
-        """Put everything that is complete into the archive, look at it, and trim."""
+        """Archive all complete objects, poll the archive, and trim."""
         archive = Archive(store, self.place.database_id, upload_timeout_ms=UPLOAD_TIMEOUT_MS)
         tip = await archive.look()
         committed_lsn = self.state.committed_lsn
@@ -151,7 +151,7 @@ class KeptLog:
         return await self.see(archive)
 
     async def see(self, archive: Archive) -> int | None:
-        """Look what is in the archive, and trim what is."""
+        """Poll the archive, and trim what it has."""
         seen = await archive.look()
         if seen is None:
             return None
@@ -188,7 +188,7 @@ class KeptLog:
                 case Write():
                     self.records += effect.records
                 case Save() | Flush() | CommittedUpTo():
-                    pass  # in memory all is durable at once, and tails look by themselves
+                    pass  # in memory all is durable at once, and tails poll by themselves
 
     def _note(self, stream: int, reply: ToProposer) -> None:
         match reply:
@@ -208,7 +208,7 @@ class KeptLog:
             self._perform((self.state, [Reply(stream, notification)]))
 
     def _check(self) -> None:
-        """The records are what the state says of them."""
+        """Check that the records match the state."""
         mark = self.state.log.base
         for record in self.records:
             assert record.follows(mark)
@@ -228,7 +228,7 @@ class Node:
         self.logs: dict[bytes, KeptLog] = {}  # by database
         self.is_up = True
         self.is_held = False  # replies are not let out
-        self.wakes: set[asyncio.Event] = set()  # of who waits for replies
+        self.wakes: set[asyncio.Event] = set()  # of those that wait for replies
         self.on_admitted: Callable[[KeptLog], None] = lambda _: None
         self._random = random
         self._stream_count = 0
@@ -246,7 +246,7 @@ class Node:
         return member_id
 
     def log(self, database_id: bytes) -> KeptLog:
-        """That of a database. Raises `NotAMember`."""
+        """Return the log of a database. Raises `NotAMember`."""
         found = self.logs.get(database_id)
         if found is None:
             raise NotAMember(f"{self.address} does not have this database")
@@ -288,7 +288,8 @@ class Nodes:
         random = Random(f"{seed}/nodes")
         self.nodes = {f"n{n}:1": Node(f"n{n}:1", random) for n in range(1, count + 1)}
         self.cut_ways: set[tuple[str, str]] = set()  # from one node to another
-        self.late: list[Callable[[], None]] | None = None  # what nodes pass on, if it is held
+        # held messages between nodes; None: they are delivered at once
+        self.late: list[Callable[[], None]] | None = None
         for node in self:
             node.on_admitted = self._connect(node)
 
@@ -324,7 +325,7 @@ class Nodes:
         return [node.logs[database_id] for node in self if database_id in node.logs]
 
     async def archive(self, store: CasStore, database_id: bytes) -> None:
-        """Let those who are up and appointed archive, and the others see it."""
+        """Let the appointed nodes that are up archive, and the others see it."""
         for node in self:
             kept = node.logs.get(database_id)
             if kept is not None and node.is_up and kept.is_archiver and kept.can_archive:

@@ -59,7 +59,7 @@ class Safekeeper:
         return DatabasePlace(database_id, f"{self.url}/{name}")
 
     async def admit(self) -> bytes:
-        """Make room for the database; the id of the member."""
+        """Admit the database; return the id of the member."""
         return await self.links.admit(self.address, self.place(), REQUEST_ID)
 
     async def connect(self) -> Link:
@@ -74,7 +74,7 @@ class Safekeeper:
 
 
 class Writer:
-    """What a writer says on one stream."""
+    """The messages of a writer on one stream."""
 
     def __init__(self, link: Link, ballot: Ballot, log: LogShape = EMPTY_LOG) -> None:
         self.link = link
@@ -82,7 +82,7 @@ class Writer:
         self.log = log
         self.member_id = b""
         self.address = ""  # of the safekeeper
-        self.records: list[Record] = []  # that it has made
+        self.records: list[Record] = []  # records that it has made
 
     async def ask(self, message: Any) -> ToProposer:
         async with asyncio.timeout(DEADLINE_S):
@@ -100,7 +100,7 @@ class Writer:
         return await self.ask(VoteRequest(self.member_id, self.ballot))
 
     async def elect(self) -> ToProposer:
-        """Tell that it was elected. REQUIRES: `greet`."""
+        """Send that it was elected. REQUIRES: `greet`."""
         return await self.ask(Elected(self.member_id, self.ballot, self.log))
 
     async def win(self) -> None:
@@ -134,9 +134,7 @@ class Writer:
     async def send(
         self, records: Iterable[Record], *, committed_lsn: int = 0, relays: Sequence[Writer] = ()
     ) -> ToProposer:
-        """Send these records, which are to be passed on to the members that others write to; the
-        reply.
-        """
+        """Send these records, to be relayed to members that other writers use; return the reply."""
         targets = tuple(RelayTarget(each.member_id, each.address) for each in relays)
         return await self.ask(Append(self.ballot, tuple(records), committed_lsn, b"", targets))
 
@@ -145,7 +143,7 @@ class Writer:
             return await self.link.receive()
 
     async def commit(self, lsn: int) -> None:
-        """Tell how far the log is committed. There is no reply."""
+        """Send how far the log is committed. There is no reply."""
         await self.link.send(Append(self.ballot, (), lsn))
 
 
@@ -189,7 +187,7 @@ async def running_node(
     )
 
     async def run() -> None:
-        with suppress(StoreBroken):  # `ended` tells of it
+        with suppress(StoreBroken):  # `ended` has the error
             await node.run()
 
     try:

@@ -1,4 +1,4 @@
-"""A server that answers what a test tells it to, and notes what it was asked."""
+"""A server that gives the replies of the test, and records its requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Reply:
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
-    said_bytes: int | None = None  # of the body, if the server says otherwise than it sends
+    said_bytes: int | None = None  # Content-Length, if it differs from the bytes sent
 
 
 class Broken(Exception):
@@ -54,7 +54,7 @@ class ScriptedServer:
                 if reply.said_bytes is not None:
                     return
         except (asyncio.IncompleteReadError, ConnectionError, Broken):
-            return  # the other end has enough, or is to think that this one has
+            return  # the client has left, or is meant to see a broken connection
         finally:
             writer.close()
 

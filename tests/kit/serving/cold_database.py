@@ -36,7 +36,7 @@ CALL = Call()
 
 @dataclass(frozen=True, slots=True)
 class ColdDatabase:
-    """What was written."""
+    """The contents of the database."""
 
     infos: Sequence[SstInfo]
     keys: int  # key n is `key_of(n)`
@@ -48,7 +48,7 @@ class ColdDatabase:
         return sum(info.size_bytes for info in self.infos)
 
     def newest_seq(self, number: int) -> int:
-        """That of the newest version of key `number`, with which its value begins."""
+        """Sequence number of the newest version of key `number`, with which its value begins."""
         parts = [part for _, part in reversed(PARTS)]
         return max(seq for seq, part in enumerate(parts, 1) if number % part == 0)
 
@@ -70,7 +70,7 @@ async def write_cold_database(
     value_bytes: int,
     tail: int = 5,
 ) -> ColdDatabase:
-    """Levels of about so many bytes, which do not compress, and puts that are not merged yet."""
+    """Write levels of about this size, incompressible, and puts that are not merged yet."""
     cas = CasStore(store, runtime, settings.store)
     lease_id = new_lease_id(1, bytes(RANDOM_BYTES))
     author = OutputOwner(DATABASE_ID, CompactorId(1, bytes(16)), lease_id, 1)

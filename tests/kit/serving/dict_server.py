@@ -1,7 +1,7 @@
-"""A server for tests of clients: the API over a dict, on a real socket, that fails when told to.
+"""A server for tests of clients: the API over a dict, on a real socket, with faults on demand.
 
-It answers what the published documentation of the API says and nothing else, so that a client that
-works with it needs no more than what is documented.
+It implements the published documentation of the API and nothing else: a client that works with it
+needs no more than what is documented.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ MESSAGE_COUNT_MAX = 10_000
 
 
 class ServerState(State):
-    """The data, and what the tests want to know and to change about how it is served."""
+    """The data, the faults that tests request, and what tests want to know of the calls."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scan_failure_after: int | None = None  # fail every scan after so many messages
-        self.scan_breaks_after: int | None = None  # so many messages, once
+        self.scan_failure_after: int | None = None  # fail every scan after this many messages
+        self.scan_breaks_after: int | None = None  # fail one scan after this many messages
         self.scan_breaks_with: Failure = bare(grpc.StatusCode.UNAVAILABLE)
         self.scan_headers: list[kv_pb2.RequestHeader] = []
         self.views: dict[bytes, tuple[Data, bytes]] = {}  # by page token, with the last key
         self.sessions_begun = 0
         self.session_ends = asyncio.Semaphore(0)
-        self.session_failures: list[Failure] = []  # of the next sessions, at their beginning
+        self.session_failures: list[Failure] = []  # of the next sessions, when they begin
         self.messages: list[list[int]] = []  # the ids in each message of a session, in order
         self.unanswered_bytes = 0
         self.unanswered_bytes_most = 0
@@ -246,7 +246,9 @@ class DictServer:
             )
 
     def _page(self, request: kv_pb2.ScanRequest) -> tuple[Data, list[kv_pb2.Entry], bool]:
-        """What is read, the entries of a page, and whether there is more; raises `Failed`."""
+        """Return the view that is read, the entries of a page, and whether there is more; raises
+        `Failed`.
+        """
         if request.range.prefix and (request.range.start or request.range.end):
             raise Failed(refusing(InvalidRequest("range.prefix", "excludes start and end")))
         data, last_key = dict(self.state.data), b""
@@ -274,7 +276,7 @@ class DictServer:
         return data, found, False
 
     def _token(self, request: kv_pb2.ScanRequest, data: Data, key: bytes) -> bytes:
-        """A page token behind `key`; of a snapshot every server knows it."""
+        """Return a page token behind `key`; that of a snapshot is valid on every server."""
         if request.header.snapshot_id:
             return b"at " + request.header.snapshot_id + key
         token = b"of %d " % id(self) + key
@@ -309,7 +311,7 @@ class DictServer:
 
 
 async def received(server: DictServer, count: int) -> None:
-    """Wait until so many operations have come in sessions."""
+    """Wait until `count` operations have arrived in sessions."""
     async with server.state.received:
         await server.state.received.wait_for(lambda: sum(map(len, server.state.messages)) >= count)
 

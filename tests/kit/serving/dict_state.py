@@ -1,4 +1,4 @@
-"""What the published documentation of the API says, over a dict: requests in, replies out."""
+"""The published documentation of the API over a dict: requests in, replies out."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Failed(Exception):
 
 
 def refusing(error: errors.ShaleError) -> Refused:
-    """Fails with what the published table says of `error`."""
+    """Return the failure that the published table has for `error`."""
     return Refused(status_of(error))
 
 
@@ -84,7 +84,7 @@ class State:
     data: Data = field(default_factory=dict)
     seq: int = 0
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # an operation has come
-    calls: Counter[str] = field(default_factory=Counter)  # by kind, however they travelled
+    calls: Counter[str] = field(default_factory=Counter)  # by kind, over whichever transport
     requests: list[Any] = field(default_factory=list)
     failures: deque[Failure | None] = field(default_factory=deque)  # of the next; None: works
     replies: dict[bytes, tuple[bytes, Message]] = field(default_factory=dict)  # by idempotency key
@@ -199,7 +199,7 @@ class State:
                 )
 
     def _decided(self, request: WriteRequest) -> WriteResult:
-        """Apply a write as the model says; raises its refusal."""
+        """Apply a write by the rules of the model; raises its refusal."""
         keys = keys_of(request, sorted(self.data))
         for number, key in enumerate(keys):
             if not 0 < len(key) <= KEY_BYTES_MAX:

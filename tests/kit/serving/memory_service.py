@@ -1,6 +1,6 @@
-"""Small real services behind the seam: a dict, commits that a test can hold back, and accidents.
+"""Small implementations of the services: a dict, commits that a test can hold back, and accidents.
 
-Some keys are accidents: asking for them raises what `ACCIDENTS` says.
+Some keys are accidents: reading them raises the error in `ACCIDENTS`.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class MemoryKv:
         return answer()
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
-        """One message for each key, again and again when a limit asks for more than there is.
+        """Yield one message for each key, repeatedly if the limit is greater than their number.
 
-        The iterator is kept, so that nothing but whoever reads it can have closed it.
+        The iterator is kept: only its reader can have closed it.
         """
         self._note(call)
         self.scans.append(self._scan(request))
@@ -144,7 +144,7 @@ class MemoryKv:
 
 
 class NoSnapshots:
-    """Answers `SnapshotService`: there are none, and there is no room for one."""
+    """Implements `SnapshotService`: there are no snapshots, and none can be created."""
 
     def create(
         self, request: admin_pb2.CreateSnapshotRequest, _call: Call
@@ -168,7 +168,7 @@ class NoSnapshots:
 
 
 class MemoryAdmin:
-    """Answers `AdminService`, and remembers which loads it was told."""
+    """Implements `AdminService`, and records the loads that it got."""
 
     def __init__(self) -> None:
         self.loads: list[str] = []
@@ -191,7 +191,7 @@ class MemoryAdmin:
 
 
 class MemoryWatches:
-    """Answers `WatchService`, and keeps its streams for who looks at them."""
+    """Implements `WatchService`, and keeps its streams for tests to inspect."""
 
     def __init__(self) -> None:
         self.streams: list[MemoryStream] = []

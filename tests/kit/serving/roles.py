@@ -75,7 +75,7 @@ class Calls:
 
 
 class Serving(Calls):
-    """What a test needs of a writer: its services, its engine, its store, its task."""
+    """A serving writer: its services, engine, store and task."""
 
     kv: WriterKv
 
@@ -91,7 +91,7 @@ class Serving(Calls):
     ) -> None:
         clock = LoopClock()
         self.store = store
-        self.faulty = faulty  # what the engine asks: it passes all on to `store`
+        self.faulty = faulty  # store of the engine, which passes everything on to `store`
         self.engine = engine
         self.kv = WriterKv(engine, views, limits, Runtime(clock, random, InlineWorkers()))
         memory = MemoryUse(MemoryShares(0, {}))

@@ -92,7 +92,7 @@ async def serving_of(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a client sees of an error."""
+    """An error as a client sees it."""
 
     code: grpc.StatusCode
     message: str

@@ -1,4 +1,4 @@
-"""Writers whose sweeps are begun by hand, and what the log tells of them."""
+"""Writers whose sweeps are started by the test, and the expiries in their log."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ async def logged(database: Database) -> list[Logged]:
 
 
 async def told(database: Database) -> list[tuple[bytes, int]]:
-    """Which values the log says have expired, and when, in order."""
+    """Return the values whose expiry the log has, and the time of it, in order."""
     found = [each.entry for each in await logged(database)]
     return [(e.key, e.expire_at_ms) for e in found if e.kind is Kind.TOMBSTONE and e.expire_at_ms]
 
 
 def check_log(versions: Sequence[Logged]) -> None:
-    """What a sweep has written stands right behind the value that it took away, which is over."""
+    """Check that each tombstone of a sweep directly follows the expired value that it removes."""
     newest: dict[bytes, Entry] = {}
     for entry, logical_time_ms in versions:
         if entry.kind is Kind.RANGE_TOMBSTONE:

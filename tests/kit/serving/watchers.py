@@ -29,7 +29,7 @@ TIMELESS: dict[str, Any] = {"watch_progress_ms": HOUR_MS, "watch_stalled_ms": HO
 
 
 def describe(error: BaseException) -> kv_pb2.OperationError:
-    """What a client is told of an error, as the transport describes it."""
+    """Describe an error as the transport reports it to a client."""
     assert isinstance(error, ShaleError), error
     return operation_error(status_of(error))
 
@@ -90,7 +90,7 @@ class WatchClient:
         return Reply.FromString(await anext(self._replies))
 
     async def opened(self, watch_id: int = 1) -> int:
-        """The next reply, which says that a watch is open: from which commit on."""
+        """Return the next reply, which confirms the watch and the commit that it begins with."""
         reply = await self.take()
         assert reply.WhichOneof("event") == "opened_at_seq", reply
         assert reply.watch_id == watch_id
@@ -115,7 +115,7 @@ class WatchClient:
                 return reply.closed
 
     async def until(self, seq: int, watch_id: int = 1) -> list[kv_pb2.WatchCommit]:
-        """The commits of a watch until it was told all up to `seq`, parts put together."""
+        """Return the commits of a watch up to `seq`, with the parts of each put together."""
         found: list[kv_pb2.WatchCommit] = []
         is_partial = False
         while True:

@@ -1,4 +1,4 @@
-"""I1, I14 and I15: what clients were told of their writes, against the order of the log."""
+"""I1, I14 and I15: replies to the writes of clients, against the order of the log."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TOLD = (Outcome.ACKNOWLEDGED, Outcome.REFUSED)
 
 @checks(1, "writers", "database")
 def check_i1_acknowledged_writes_are_in_the_log(order: SerialOrder) -> None:
-    """What was acknowledged stands in the log, in the slot that was told, before it was told.
+    """Check that acknowledged writes were in the log, in the reported slot, before the reply.
 
-    So does all on which it rests. That later openings lose nothing of the log is seen by I9 and
-    I14: whatever is read afterwards is a state of this log, and misses nothing of it. That a commit
-    is there whole or not at all is seen when the log is followed (`SerialOrder`).
+    So must be all commits on which they rest. I9 and I14 show that later openings lose nothing of
+    the log: every later read is a state of this log that misses nothing of it. Following the log
+    shows that each commit is whole or absent (`SerialOrder`).
     """
     for operation, attempt in order.history.attempts(Outcome.IN_MEMORY):
         if rests_on_state(operation.request):
@@ -71,9 +71,9 @@ def check_i14_answers(order: SerialOrder) -> None:
 
 @checks(15, "writers", "database")
 def check_i15_one_answer(order: SerialOrder) -> None:
-    """All attempts that were told of a commit were told the same.
+    """Check that all replies about one commit were the same.
 
-    That no operation has two commits is seen when the log is followed (`SerialOrder`).
+    Following the log shows that no operation has two commits (`SerialOrder`).
     """
     for number, placed in order.placed.items():
         operation = order.history.operations[number - 1]
@@ -215,9 +215,9 @@ def _shows(order: SerialOrder, read: ReadOp, version: KeyVersion) -> bool:
 
 
 def _floor(order: SerialOrder, read: ReadOp) -> int:
-    """What a read must not miss: of this writer, and if it is linearizable of any.
+    """Return the least state that a read must show: of this writer; if linearizable, of any writer.
 
-    Of this key alone: of objects that land out of order, a get sees each as soon as it is durable.
+    For this key alone: if objects land out of order, a get sees each as soon as it is durable.
     """
     epoch = None if read.is_linearizable else read.epoch
     return order.acknowledged_before(read.invoked_us, epoch=epoch, key=read.key)
@@ -225,9 +225,9 @@ def _floor(order: SerialOrder, read: ReadOp) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What one answer has shown of some keys, and of which state it is."""
+    """State of some keys as one reply showed it, and the number of that state."""
 
-    whose: str  # those of one process, or of what follows it, come in the order of time
+    whose: str  # replies of one process, or of its successors, are in the order of time
     rank: int  # of the process in that order
     began_us: int
     replied_us: int
@@ -245,13 +245,13 @@ BEHIND_MS = 2_000 + 200
 def check_i2_nothing_comes_back(
     order: SerialOrder, seen: Iterable[Seen] = (), *, tick_ms: int = 1_000
 ) -> None:
-    """Every version that is shown is the last one of its key up to the number of the answer.
+    """Check that every version shown is the last one of its key up to the number of the reply.
 
-    And once a process has shown that a value has expired, neither it nor one that took over from it
-    shows the value again; the latter not from `BEHIND_MS` and `tick_ms` on, the step of the store's
-    clock, after the value has expired by that clock (protocol, "Logical time"). These are all
-    answers of writers and replicas, before and after whatever was compacted, collected and taken
-    over, up to those of the last writer.
+    And that once a process has shown that a value has expired, neither it nor its successor shows
+    the value again; the successor not from `BEHIND_MS` and `tick_ms`, the step of the store's
+    clock, after the value has expired by that clock (protocol, "Logical time"). This covers all
+    replies of writers and replicas, before and after compactions, collections and takeovers, up to
+    those of the last writer.
     """
     gone: dict[tuple[str, bytes, int], dict[int, int]] = {}  # since when, in us, by rank
     for shown in sorted(_shown(order, seen), key=lambda each: each.replied_us):
@@ -288,15 +288,15 @@ def _shown(order: SerialOrder, seen: Iterable[Seen]) -> Iterator[Shown]:
         yield Shown(e.reader, 0, e.began_us, e.replied_us, e.seq, e.keys, e.found)
 
 
-SKEW_MS = 1_000  # between the clock of the store as a reader knows it, and as it is
+SKEW_MS = 1_000  # between the store's clock and a reader's estimate of it
 
 
 @checks(6, "database")
 def check_i6_replicas_show_prefixes(order: SerialOrder, all_seen: Iterable[Seen]) -> None:
-    """Every reply is a state of the log: all up to its number, and nothing after it.
+    """Check that every reply is a state of the log: all up to its number, and nothing after it.
 
-    That state was durable, is none before that of an earlier reply of the same process, has what
-    `min_seq` asked for, and is not older than the reply says.
+    That state was durable, is not before that of an earlier reply of the same process, satisfies
+    `min_seq`, and is not older than the reply states.
     """
     last: dict[str, Seen] = {}
     for seen in all_seen:

@@ -1,7 +1,7 @@
-"""Histories of the simulation in the words of the independent checker of linearizability.
+"""Histories of the simulation in the form of the independent checker of linearizability.
 
-What an operation means is said a second time here, from the requests alone, so that a mistake of
-the serial check and of its model (`tests.sim.serial`, `tests.kit.model`) is not made twice.
+The meaning of operations is implemented a second time here, from the requests alone, so that a
+mistake of the serial check and its model (`tests.sim.serial`, `tests.kit.model`) is not repeated.
 """
 
 from __future__ import annotations
@@ -60,13 +60,15 @@ class Translation:
     keys: Sequence[bytes]
 
     def calls(self, history: History) -> list[Call]:
-        """What writes, conditions and transactions were told, and what nobody was told of."""
+        """Return writes, conditions and transactions with their results, and those with unknown
+        outcome.
+        """
         return [call for asked in history.operations for call in self._calls_of(asked)]
 
     def reads(self, history: History) -> list[Call]:
-        """The gets that are to be linearizable.
+        """Return the gets that must be linearizable.
 
-        That is those that asked for it, and those of a writer while no newer one was asked.
+        Those are the ones that asked for it, and those of a writer before a newer one was called.
         """
         return [
             Call(
@@ -95,7 +97,7 @@ class Translation:
             call = Call(0, operation, began_us, attempt.replied_us, reply)
             if reply.seq is not None:
                 done = done or call
-            elif is_level:  # it has only looked
+            elif is_level:  # it is read-only
                 yield call
         if done is None and any(each.outcome in _UNCERTAIN for each in asked.attempts):
             done = Call(0, operation, began_us)
@@ -195,7 +197,7 @@ class Translation:
 
 
 def _results(actions: Sequence[Action], answer: WriteResult) -> tuple[Result, ...]:
-    """One for each action: a reply tells gets and counters, in their order."""
+    """Return a result for each action: a reply has gets and counters, in their order."""
     known = iter([each for each in answer.results if each is not None])
     results: list[Result] = []
     for each in actions:

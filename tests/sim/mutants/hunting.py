@@ -18,7 +18,7 @@ from tests.sim.mutants.registry import MUTANTS
 from tests.sim.planting import Mutant, failure, planted
 
 ROOT = Path(__file__).parents[3]
-# What the output of the test of a mutant must say: whatever else makes it fail is no catch.
+# Required output of the test of a mutant: a failure for another reason is no catch.
 SHOWN: Mapping[str, str] = {
     "list before manifest": r"> +again = await store\.arrived\(2\)",  # fences are not made again
     "a version newer than its snapshot": (
@@ -54,8 +54,8 @@ Hunted: TypeAlias = Caught | Survived
 def hunt(mutant: Mutant) -> Hunted:
     """Run seeds with the mutant, its hint first, until one fails as it should.
 
-    Any other failure is no catch: the suite is to see what is wrong, and not just that something
-    is. Ends when the budget is spent. One that has a test of its own is hunted by that.
+    Any other failure is no catch: the suite must detect what is wrong, not just that something is.
+    Ends when the budget is spent. A mutant with a test of its own is hunted by that test.
     """
     if mutant.test:
         return _hunt_by_test(mutant)
@@ -84,9 +84,9 @@ def hunt_named(name: str) -> tuple[str, Hunted]:
 
 
 def _hunt_by_test(mutant: Mutant) -> Hunted:
-    """In processes of their own: the test has a loop, and a run of pytest, for itself.
+    """Hunt by a test, in processes of their own: it needs a loop, and a run of pytest, for itself.
 
-    It has to fail by what is to be `SHOWN`.
+    It must fail with the output in `SHOWN`.
     """
     began_s = time.perf_counter()
     ends = [

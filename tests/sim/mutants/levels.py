@@ -65,7 +65,7 @@ def _any_seq(self: Freshness, header: kv_pb2.RequestHeader) -> int | None:
 
 
 async def _not_waited(self: Freshness, _header: kv_pb2.RequestHeader, _call: Call) -> int:
-    """What is there will do."""
+    """Use what is present without waiting."""
     return self._engine.staleness_ms
 
 
@@ -90,7 +90,7 @@ _real_jump = LogApplier.jump
 
 
 async def _leave_what_was_applied(self: VersionSet, *, is_forced: bool) -> None:
-    """When the snapshot was lost, all is begun anew with the version that is protected then."""
+    """Begin again with the version that is protected now, when the snapshot was lost."""
     is_lost, jump = self.is_lost, self._jump
     await _real_follow(self, is_forced=is_forced)
     if is_lost and jump is not None:
@@ -197,7 +197,9 @@ def _whole_ones_only(self: Outputs, tombstones: RangeTombstones, end: bytes) -> 
 
 
 def _not_cut(self: Outputs, tombstones: RangeTombstones, end: bytes) -> list[Fragment]:
-    """What begins in the share of an SST is all there, and nothing in the next one."""
+    """Put a range that begins in the share of an SST there as a whole, and nothing into the next
+    one.
+    """
     found = tombstones.between(self._start, end)
     return [Fragment(f.start, min(f.end, end), f.seq) for f in found if self._start <= f.start]
 

@@ -18,7 +18,7 @@ from tests.sim.mutants.registry import MUTANTS
 from tests.sim.planting import planted
 
 WAITS_S = 20  # a test that waits for what the mutant does not do is shown where it waits
-TIMEOUT_S = 120  # of what hangs in another way: no busy machine is taken for a catch
+TIMEOUT_S = 120  # of a test that hangs for another reason: a busy machine must not count as a catch
 
 
 class _NotForEver:

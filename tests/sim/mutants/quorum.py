@@ -64,7 +64,7 @@ async def believe_in_insert(_self: TwoPhaseCreate, _own: CreateRecord, _cause: s
 
 
 async def help_nobody(_self: TwoPhaseCreate, record: CreateRecord | None) -> Exists | _Retry:
-    """The object of an open record is not made before it is said to exist."""
+    """Report that the object of an open record exists, without making it."""
     return Exists() if record is not None else _Retry(None)
 
 
@@ -167,7 +167,7 @@ def _commit_by_one(leader: Leader) -> Leader:
 
 
 async def _scan_all(self: LogObjects) -> None:
-    """What was written, whoever has it, is looked at as if it were committed."""
+    """Treat every written record as committed, whichever members have it."""
     base = self._log.state.log.base
     if base != self._base:
         self._move_to(base)

@@ -18,7 +18,7 @@ def test_each_mutant_replaces_what_is_there() -> None:
 
 
 def test_a_failure_that_a_mutant_is_not_known_for_is_no_catch() -> None:
-    """The suite is to see what is wrong: any crash would do otherwise."""
+    """A failure of another kind is no catch: otherwise any crash would do."""
     mutant = replace(MUTANTS["ack before durable"], invariants=("I12",), seeds=2)
     survived = hunt(mutant)
     assert isinstance(survived, Survived)

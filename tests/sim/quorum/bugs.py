@@ -1,7 +1,7 @@
-"""Bugs to plant into the core of the quorum WAL: each takes out one rule, and nothing else.
+"""Bugs to plant into the core of the quorum WAL: each removes one rule.
 
-The numbers are those of `server/docs/safekeepers.md`. A bug is made anew each time that it is
-planted, since some of them remember what they have seen.
+The numbers are those of `server/docs/safekeepers.md`. A bug is created anew each time it is
+planted, since some have state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _step = acceptor.step
 
 
 def ce1_promise_is_rank() -> Sequence[Patch]:
-    """The log of who had promised the highest epoch before is taken."""
+    """Take over the log of the member that had promised the highest epoch before."""
     promised: dict[tuple[bytes, Ballot], int] = {}
 
     def vote(state: AcceptorState, stream: int, message: VoteRequest) -> Step:
@@ -61,12 +61,12 @@ def ce1_promise_is_rank() -> Sequence[Patch]:
 
 
 def ce2_longest_log_wins() -> Sequence[Patch]:
-    """The highest lsn decides, whatever epoch it is of."""
+    """Take over the log with the highest lsn, whatever its epoch."""
     return [(LogEnd, "rank", property(lambda self: (self.lsn, self.epoch)))]
 
 
 def ce3_epoch_before_filling() -> Sequence[Patch]:
-    """Who follows a leader counts as one with a log of its epoch, filled or not."""
+    """Count a follower's log as one of the leader's epoch before it is filled."""
     followed: dict[bytes, int] = {}
 
     def follow(state: AcceptorState, stream: int, message: Elected) -> Step:
@@ -85,7 +85,7 @@ def ce3_epoch_before_filling() -> Sequence[Patch]:
 
 
 def ce4_cut_at_commit_point() -> Sequence[Patch]:
-    """A follower cuts its log at the commit point that it knows of."""
+    """Cut a follower's log at the commit point that it knows."""
     marks: dict[tuple[int, int], LogEnd] = {}
 
     def append(state: AcceptorState, stream: int, message: Append, *, has_space: bool) -> Step:
@@ -167,7 +167,7 @@ def ce10_any_stream() -> Sequence[Patch]:
 
 
 def ce11_no_chain() -> Sequence[Patch]:
-    """A record that is valid by its own checksum is believed where it stands."""
+    """Accept a record in any place if its own checksum is valid."""
 
     def follows(self: Record, mark: LogEnd) -> bool:
         return self.lsn == mark.lsn + 1
@@ -176,7 +176,7 @@ def ce11_no_chain() -> Sequence[Patch]:
 
 
 def ce12_commit_point_of_anybody() -> Sequence[Patch]:
-    """A commit point is adopted on any stream, whatever the log is."""
+    """Adopt a commit point from any stream, whatever the log is."""
 
     def append(state: AcceptorState, stream: int, message: Append, *, has_space: bool) -> Step:
         if not message.records and message.ballot.epoch >= state.promise.epoch:
@@ -218,7 +218,7 @@ def ce14_epoch_alone() -> Sequence[Patch]:
 
 
 def ce15_archive_is_complete() -> Sequence[Patch]:
-    """The modes are switched when nothing waits to be archived, and nobody is fenced."""
+    """Switch the modes when nothing waits to be archived, without fencing anyone."""
 
     def leave(manifest: Manifest, _leader: Leader, _tip: int | None) -> Manifest:
         return replace(manifest, wal_mode=WalMode.OBJECT_STORE, wal_members=())
@@ -234,7 +234,7 @@ def ce15_archive_is_complete() -> Sequence[Patch]:
 
 
 def ce16_cut_anywhere() -> Sequence[Patch]:
-    """An object is what is committed of it when somebody looks."""
+    """Archive the part of an object that is committed at the moment."""
 
     def complete(records: Sequence[Record], committed_lsn: int) -> Sequence[LogObject]:
         committed = (each for each in records if each.lsn <= committed_lsn)
@@ -328,7 +328,7 @@ def refilled_at_once() -> Sequence[Patch]:
 
 
 def elected_log_is_all() -> Sequence[Patch]:
-    """A member that joins late is told the log as it was when the leader was elected."""
+    """Send a member that joins late the log as it was when the leader was elected."""
 
     def elected(self: Leader, member_id: bytes) -> Elected:
         log = self.log

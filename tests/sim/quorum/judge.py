@@ -1,4 +1,4 @@
-"""What must hold whatever happens: it is told of each step, and raises at the first that breaks it.
+"""Invariants of the quorum core: the judge gets each step, and raises at the first violation.
 
 The numbers are those of the invariants in `server/docs/protocol.md`.
 """
@@ -34,10 +34,10 @@ class Disk:
     promise: Ballot = NO_BALLOT
     health: LogHealth = LogHealth.SOUND
     base: LogEnd = field(default_factory=LogEnd)
-    stored: Places = field(default_factory=dict)  # as after a loss of power
+    stored: Places = field(default_factory=dict)  # after a loss of power
     cached: Places = field(default_factory=dict)  # as the process sees it
     end_lsn: int = 0  # of what was written
-    synced_lsn: int = 0  # the mark beside the log: so far it was flushed once
+    synced_lsn: int = 0  # the mark beside the log: flushed once up to there
     committed_lsn: int = 0
 
     def perform(self, effect: Effect) -> None:
@@ -128,7 +128,7 @@ class Judge:
         self.committed: dict[int, Acknowledged] = {}  # by lsn
         self.archive: dict[int, bytes] = {}
         self.first_ids = {0}  # behind which a log begins
-        self.archived_by: dict[int, Ballot] = {}  # who had committed it
+        self.archived_by: dict[int, Ballot] = {}  # ballots that had committed them
         self.epoch = 0  # of the manifest
         self.is_majority_lost = False  # then an opening may be refused
 
@@ -165,7 +165,7 @@ class Judge:
             self.knows(name, after.log, after.committed_lsn)
 
     def _dropped(self, name: str, before: LogShape, after: AcceptorState) -> None:
-        """I11: nobody who follows a leader drops what was committed up to that one (CE4, CE10)."""
+        """I11: a follower drops nothing that its leader knows as committed (CE4, CE10)."""
         for lsn in range(max(after.log.last.lsn, before.base.lsn) + 1, before.last.lsn + 1):
             known = self.committed.get(lsn)
             if known is None or known.ballot.epoch > after.promise.epoch:
@@ -206,7 +206,7 @@ class Judge:
                 )
 
     def refused(self, name: str, ballot: Ballot, tip: int | None, problem: object) -> None:
-        """I13: a log that ends before the archive wins only for who was overtaken (CE13)."""
+        """I13: a log that ends before the archive wins only for an overtaken writer (CE13)."""
         by = self.archived_by[tip or 0]
         if by.epoch < ballot.epoch and not self.is_majority_lost:
             raise Violation(f"I13: {name} can't open: {problem}")

@@ -96,10 +96,10 @@ T = TypeVar("T")
 
 
 class Parts:
-    """All parts, and what has happened so far."""
+    """All parts, and the events up to now."""
 
     def __init__(self, seed: int) -> None:
-        """Three or five members, a node or two besides, and nobody who writes."""
+        """Create three or five members, up to two more nodes, and no writer."""
         self.random = Random(seed)
         self.count_max = self.random.choice((1, 2, 1_000))  # records in one append
         self.judge = Judge()
@@ -154,7 +154,7 @@ class Parts:
             and epoch == manifest.writer_epoch + 1
             and epoch > 1
         ):
-            # It takes the number that another has won: its own edit stands at a recycled id.
+            # It claims an epoch that another has won: its own edit has a recycled id.
             epoch = manifest.writer_epoch
         else:
             self.bucket.claim(epoch, writer.nonce)

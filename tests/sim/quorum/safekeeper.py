@@ -1,8 +1,8 @@
 """A simulated safekeeper: the shipped acceptor on a simulated disk.
 
-Effects are done one at a time and in order, when the schedule says so; a promise is saved beside
-the log and waits for nothing but what stands before it in its own list. A reply is sent when all
-that stands before it in its list was done.
+Effects are carried out one at a time and in order, when the schedule says so; a promise is saved
+beside the log and waits only for earlier effects of its own list. A reply is sent when all earlier
+effects of its list were carried out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.sim.quorum.judge import Disk, Judge
 Send = Callable[[int, ToProposer], None]
 
 
-_ON_LOG = (Truncate, Reset, Write, Flush)  # one after the other, whosever lists they stand in
+_ON_LOG = (Truncate, Reset, Write, Flush)  # carried out one after the other, across all lists
 
 
 class Safekeeper:
@@ -75,7 +75,7 @@ class Safekeeper:
         return self.streams
 
     def receive(self, stream: int, message: ToAcceptor) -> None:
-        """Step the message, and leave to the disk what is to be done."""
+        """Step the message, and queue its effects for the disk."""
         assert self.state is not None
         before = self.state
         self.state, effects = acceptor.step(before, stream, message, has_space=self.has_space)

@@ -1,9 +1,9 @@
 """A simulated database with safekeepers, and a schedule that is drawn from a seed.
 
-Each step is one thing that happens: a writer and some members hear of each other for a while, a
-message arrives late, a process ends or starts, a disk is exchanged or goes bad, an operator changes
-the members, another writer opens. Whoever is not drawn for long is slow, or stalled. At the end
-faults stop, and one more writer must be able to open, and to commit.
+Each step is one event: a writer and some members exchange messages for a while, a message arrives
+late, a process ends or starts, a disk is exchanged or damaged, an operator changes the members,
+another writer opens. Parts that are not drawn for long are slow, or stalled. At the end faults
+stop, and one more writer must be able to open, and to commit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CRASHES_BEFORE: Mapping[type, float] = {Truncate: 0.4, Flush: 0.06}
 
 
 class QuorumSchedule(Parts):
-    """What may happen to the parts."""
+    """Events that may happen to the parts."""
 
     def __init__(self, seed: int, theme: str | None = None) -> None:
         """With the theme that the seed chooses, or with this one."""
@@ -41,7 +41,7 @@ class QuorumSchedule(Parts):
         self._note("the theme is", self._theme)
 
     def run(self, steps: int = STEPS) -> None:
-        """Let so many things happen, and then see that all is well."""
+        """Run this many events, then check the end."""
         weights = THEMES[self._theme]
         actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
         for action in self.random.choices(actions, list(weights.values()), k=steps):
@@ -49,7 +49,7 @@ class QuorumSchedule(Parts):
         self._end_well()
 
     def _burst(self) -> None:
-        """A writer and some members hear of each other for a while, and nobody else does."""
+        """Deliver messages between one writer and some members for a while."""
         writer = self._some_writer([writer for writer in self.writers if writer.is_live])
         if writer is None:
             return
@@ -185,7 +185,7 @@ class QuorumSchedule(Parts):
             self._end_there(stream)
 
     def _broadcast(self) -> None:
-        """A leader tells its commit point on any stream."""
+        """Have a leader send its commit point on any stream."""
         writer = self._some(self._leaders())
         streams = [s for s in self._streams() if s.writer is writer and s.is_open]
         stream = self._some([s for s in streams if not s.is_joined] or streams)
@@ -218,7 +218,7 @@ class QuorumSchedule(Parts):
             self._start_one(node)
 
     def _damage(self) -> None:
-        """A record on some disk goes bad, and the node is started anew."""
+        """Damage a record on some disk, and restart the node."""
         node = self._some(self.nodes)
         assert node is not None
         if not node.disk.stored or self._lossy_count(node) > 0:
@@ -251,7 +251,7 @@ class QuorumSchedule(Parts):
             archive(node, self.bucket, count_max=self.random.choice((1, 2, 9)))
 
     def _archive_all(self) -> None:
-        """It is quiet: some hear how far the log is committed, archive all of it, and trim."""
+        """Quiet phase: some members get the commit point, archive everything, and trim."""
         names = self._some_names()
         writer = self._some_writer(self._leaders())
         for stream in writer.streams if writer is not None else ():

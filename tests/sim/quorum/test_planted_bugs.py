@@ -1,8 +1,8 @@
-"""The simulation finds what it is there to find: each rule, when it is taken out, is missed.
+"""The simulation of the quorum core detects each rule that is removed.
 
-A bug counts as caught when some seed below `SEEDS_MAX` breaks an invariant. Two are none of its
-business, and have their scenarios: that a log behind the archive is refused matters when a majority
-has lost its records, and nobody switches the mode of the WAL here.
+A bug counts as caught when some seed below `SEEDS_MAX` breaks an invariant. Two are left to their
+scenarios: that a log behind the archive is refused matters when a majority has lost its records,
+and the mode of the WAL is not switched here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A simulated writer: the shipped candidacy and leader, and who sends what to whom.
+"""A simulated writer: the shipped candidacy and leader, and the routing of their messages.
 
-Everything it does is the answer to a message, or one of the public calls, which the schedule
-makes. It sends by putting messages on streams. The order is that of `server/docs/safekeepers.md`.
+It acts only on a message, or on a public call of the schedule. It sends by putting messages on
+streams. The order is that of `server/docs/safekeepers.md`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shalekv.protocol.quorum_records import (
 )
 from tests.sim.quorum.judge import Judge, Violation
 
-# What a fetch finds in the log of a member; None: it does not answer.
+# Records that a fetch finds in the log of a member; None: it does not answer.
 Fetch = Callable[[Member], Sequence[Record] | None]
 
 
@@ -46,7 +46,7 @@ class Stream:
     writer: Writer
     member: Member
     number: int | None = None  # at the member; None: it has not arrived there yet
-    is_open: bool = True  # here; the other side may not know yet
+    is_open: bool = True  # at this side; the other one may not know yet
     has_answered: bool = False
     is_joined: bool = False
     sent_lsn: int = 0
@@ -76,8 +76,8 @@ class Writer:
         self.streams: list[Stream] = []
         self.greetings: dict[bytes, Greeting] = {}
         self.records: dict[int, Record] = {}
-        self.slot = 0  # of the WAL in the object store, for scenarios
-        self._told_lsn = 0  # the judge knows what was committed up to here
+        self.slot = 0  # in the WAL of the object store, for scenarios
+        self._told_lsn = 0  # commits up to here were reported to the judge
 
     @property
     def is_live(self) -> bool:
@@ -113,7 +113,7 @@ class Writer:
         return epoch_to_claim(manifest.writer_epoch, self.greetings.values())
 
     def claimed(self, epoch: int, manifest: Manifest) -> None:
-        """The manifest names it, as it believes: ask all who have greeted for their votes."""
+        """Record the claim as successful; ask all that have greeted for their votes."""
         self.ballot = Ballot(epoch, self.nonce)
         self.configuration = Configuration.of(manifest)
         self.candidacy = Candidacy(self.ballot, self.configuration)
@@ -200,7 +200,7 @@ class Writer:
         stream.send(Append(self.leader.ballot, (), self.leader.committed_lsn))
 
     def trim(self, base: LogEnd) -> None:
-        """Let go of records that are in the archive."""
+        """Drop records that are in the archive."""
         assert self.leader is not None
         self.leader = self.leader.trimmed(base)
         self.records = {n: each for n, each in self.records.items() if n > self.log.base.lsn}
@@ -221,7 +221,7 @@ class Writer:
         generation = self.configuration.generation
         return membership.finish_change(manifest, own=self.own, generation=generation)
 
-    # What members answer.
+    # Replies of members.
 
     def receive(self, stream: Stream, message: ToProposer) -> None:
         """Take an answer. What comes on a stream that was given up counts no more."""

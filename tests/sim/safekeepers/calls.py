@@ -1,7 +1,7 @@
 """gRPC over the simulated network, as the shipped links and the shipped adapter use it.
 
-What a call may do to whoever makes it is what grpc.aio does: see `GrpcLink`. Bytes go through the
-real encoding, errors through real statuses.
+Calls behave like those of grpc.aio: see `GrpcLink`. Bytes go through the real encoding, errors
+through real statuses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Reset(NamedTuple):
 
 
 class _Details(NamedTuple):
-    """What a `GenericRpcHandler` is asked by."""
+    """Call details for a `GenericRpcHandler`."""
 
     method: str
     invocation_metadata: tuple[()] = ()
@@ -109,7 +109,7 @@ class SimCall:
                 raise
 
     def cancel(self) -> bool:
-        """End it from here; who reads or writes gets `CancelledError`."""
+        """End it from this side; pending reads and writes raise `CancelledError`."""
         if self._is_over or self._line is None:
             return False
         self._is_cancelled = True
@@ -235,13 +235,13 @@ class _Served:
                     if not context.is_aborted:
                         await context.write(reply)
         except (grpc.aio.AbortError, asyncio.CancelledError):
-            return  # the client was told, or is gone
+            return  # the client has its status, or is gone
         if not context.is_aborted:
             self.end(None)
 
 
 class _Context:
-    """Of `grpc.aio.ServicerContext`, what the adapter asks for."""
+    """The part of `grpc.aio.ServicerContext` that the adapter uses."""
 
     def __init__(self, served: _Served, serialize: Callable[[Any], bytes]) -> None:
         self._served = served
@@ -249,7 +249,7 @@ class _Context:
         self.is_aborted = False
 
     def time_remaining(self) -> None:
-        """Nobody here gives a deadline."""
+        """Return None: calls have no deadline here."""
 
     def peer(self) -> str:
         return "sim"
@@ -270,7 +270,7 @@ class _Context:
 
 
 class SimChannel:
-    """Of `grpc.aio.Channel`, what `GrpcLinks` asks for."""
+    """The part of `grpc.aio.Channel` that `GrpcLinks` uses."""
 
     def __init__(self, wires: Wires, client: Node, listener: Listener) -> None:
         self._wires = wires
@@ -370,7 +370,7 @@ class _Reading:
     async def read(self) -> Any:
         data, self._data = self._data, None
         if data is not None:
-            with suppress(asyncio.InvalidStateError):  # reading tells why
+            with suppress(asyncio.InvalidStateError):  # the reader gets the reason
                 await self._call.write(data)
         reply = await self._call.read()
         return reply if reply is grpc.aio.EOF else self._parse(reply)

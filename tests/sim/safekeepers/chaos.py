@@ -1,4 +1,4 @@
-"""What befalls safekeepers: crashes, torn writes, lost disks, cut wires, and changes of members."""
+"""Chaos for safekeepers: crashes, torn writes, lost disks, cut wires, and changes of members."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.sim.simulation import Simulation
 
 STEPS_MS = (10.0, 300.0, 2_000.0)
 PAUSES_MS = (10.0, 1_000.0, 20_000.0)
-FUSE_CALLS = 40  # a process that is to die dies at one of so many changes of its disk,
-FUSE_SYNCS = 3  # or of so many syncs of its log
+FUSE_CALLS = 40  # a process that is to die does so at one of this many changes of its disk,
+FUSE_SYNCS = 3  # or of this many syncs of its log
 CHANGE_MS = 100_000.0
 STALLS_MS = (1_000.0, 20_000.0, 60_000.0)  # of an operator, at pace 1
-SOON_MS = 3_000.0  # in which something befalls whoever makes a change, at pace 1
-REPLY_MS = (0.0, 3.0, 10.0)  # until it hears that a safekeeper has made room
+SOON_MS = 3_000.0  # in which an operator's change is disturbed, at pace 1
+REPLY_MS = (0.0, 3.0, 10.0)  # delay of a safekeeper's reply to an admission
 EVENTS = {
     "crash": 2,
     "crash amid a change": 7,
@@ -66,10 +66,11 @@ class SafekeeperChaos:
         self._sim = cluster.sim
         self._random = self._sim.random_for("chaos of safekeepers")
         self._change: asyncio.Task[None] | None = None
-        self._refilling: dict[str, bytes] = {}  # machines with new disks, and who they were
+        # machines with new disks, and their former member ids
+        self._refilling: dict[str, bytes] = {}
 
     async def run(self, cluster: Cluster) -> None:
-        """Go on until cancelled; then there are no faults, and all machines run."""
+        """Run until cancelled; then faults end, and all machines run."""
         random = self._random
         names, weights = list(EVENTS), list(EVENTS.values())
         try:
@@ -85,7 +86,7 @@ class SafekeeperChaos:
             self.set_right()
 
     async def changed(self) -> None:
-        """Wait until nobody changes members any more; who stands still goes on in peace."""
+        """Wait until no change of members is in progress; a paused operator resumes in peace."""
         if self._change is not None:
             await self._change
 
@@ -211,7 +212,9 @@ class SafekeeperChaos:
         return node, Reconfiguration(store, self._cluster.links_for(node))
 
     async def _disturb_operator(self, node: Node, machine: Machine, random: Random) -> None:
-        """Stop the process amid its change, or end it: when room was made for it, as a rule."""
+        """Pause or kill the operator during its change, mostly after the safekeeper admitted the
+        member.
+        """
         how, duration_ms = random.random(), random.choice(STALLS_MS) * self._cluster.pace
         delay_ms = random.choice(REPLY_MS)
         before, end_ms = machine.members, self._sim.now_ms + SOON_MS * self._cluster.pace

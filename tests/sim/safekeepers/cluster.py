@@ -85,7 +85,7 @@ def committed_pieces(witness: Witness, archived: Stored) -> Stored:
 
 @checks(11, "quorum")
 def check_i11_archived_is_committed(stored: Stored, now_us: int) -> None:
-    """What is in the archive is the log as it was committed, and was so before it was archived."""
+    """Check that the archive is the log as it was committed, and was committed before."""
     archived = {each.wal_id: each for each in stored.wal}
     last_wal_id = max(archived)
     for wal_id, group in groupby(stored.pieces, key=attrgetter("wal_id")):
@@ -111,11 +111,11 @@ def check_i11_archived_is_committed(stored: Stored, now_us: int) -> None:
 
 @checks(11, "quorum")
 def check_i11_acknowledged_was_on_a_majority(order: SerialOrder) -> None:
-    """When a client was told of a write, the disks of a majority had it, and so has the log."""
+    """Check that each acknowledged write was on the disks of a majority, and is in the log."""
     for operation, attempt in order.history.attempts(Outcome.ACKNOWLEDGED):
         placed = order.placed.get(operation.number)
         if placed is None or placed.commit.seq != attempt.seq:
-            continue  # it was told of another attempt, or has changed nothing
+            continue  # another attempt was acknowledged, or it has changed nothing
         durable_us = order.landed_us(placed.commit.wal)
         if attempt.replied_us is not None and durable_us > attempt.replied_us:
             raise Violation(f"I11: {operation} was told {attempt}, durable at {durable_us} us")
@@ -130,7 +130,7 @@ RETIRE_MS = (2_000, 20_000)
 
 
 def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
-    """Those of a node with small files, that looks often at what is archived."""
+    """Draw settings of a node with small files that polls the archive often."""
     safekeeper = SafekeeperSettings().model_copy(
         update={
             "data": str(DATA),
@@ -187,9 +187,9 @@ def draw_quorum_writer(random: Random) -> WriterConfig:
 CONNECT_MS = 1_000
 POLL_MS = 20.0
 COUNTS = (3, 3, 3, 5)
-QUORUM_SHARE = 0.7  # of the databases have their WAL in safekeepers from the beginning
-SWITCH_SHARE = 0.3  # of the takeovers are one of the WAL mode, too
-SWITCH_MS = (100.0, 1_000.0, 5_000.0)  # until something befalls who switches it, at pace 1
+QUORUM_SHARE = 0.7  # share of the databases with safekeepers from the beginning
+SWITCH_SHARE = 0.3  # share of the takeovers that also switch the WAL mode
+SWITCH_MS = (100.0, 1_000.0, 5_000.0)  # until the switching process is disturbed, at pace 1
 SWITCH_MS_MAX = 90_000.0
 ATTEMPTS = (0, 0, 1, 3)  # to create the database, before it is created
 FOUNDING_MS = (0.0, 0.0, 1_000.0, 11.0 * max(RETIRE_MS))  # until its manifest is there
@@ -198,7 +198,7 @@ FOUNDING_MS = (0.0, 0.0, 1_000.0, 11.0 * max(RETIRE_MS))  # until its manifest i
 class QuorumCluster(Cluster):
     """Writers that commit to a majority of safekeepers."""
 
-    # The members that a writer knows of may be retired while it opens, and the mode switched.
+    # Members known to a writer may be retired while it opens, and the mode switched.
     ends = (*ENDS, QuorumUnavailable, NotAMember, DatabaseMismatch)
 
     def __init__(self, sim: Simulation) -> None:
@@ -261,7 +261,7 @@ class QuorumCluster(Cluster):
         await self._all_started()
 
     async def change_amid_takeover(self, random: Random) -> None:
-        """Switch the WAL mode, now and then; who switches it may stop in between, or die."""
+        """Switch the WAL mode, now and then; the switching process may pause or die in between."""
         if random.random() >= SWITCH_SHARE or self.is_switching:
             return
         self.is_switching = True
@@ -293,7 +293,7 @@ class QuorumCluster(Cluster):
         machine.start(draw_safekeeper(self._random, self.pace))
 
     def store_for(self, node: Node) -> ObjectStore:
-        """A new client of the store, under the URL that safekeepers know."""
+        """Return a new client of the store, under the URL that safekeepers know."""
         return store_of(self.sim, node)
 
     def links_for(self, node: Node, settings: WriterConfig | None = None) -> SimLinks:
@@ -302,9 +302,11 @@ class QuorumCluster(Cluster):
         return SimLinks(self.wires, node, connect_timeout_ms=timeout_ms)
 
     def configuration(self) -> Configuration:
-        """Of who holds the log, or held it last. REQUIRES: it was in safekeepers once."""
+        """Return the members that hold the log, or held it last. REQUIRES: it was in safekeepers
+        once.
+        """
         return self.witness.configurations()[-1]
 
     def stored(self) -> Stored:
-        """What was written by now: the archive, and the records that it is made of."""
+        """Return everything written by now: the archive, and the records that it is made of."""
         return committed_pieces(self.witness, super().stored())

@@ -23,7 +23,7 @@ _CHANGES = frozenset(
     ("create", "pwrite", "fsync", "sync_data", "allocate", "unlink", "rename", "rmdir", "mkdir")
 )
 SEGMENT_MAGIC = b"SKS1"
-SYNC_OF_LOG = "sync of a log"  # told before it, beside what every sync tells
+SYNC_OF_LOG = "sync of a log"  # noted before the sync, beside the note of every sync
 
 
 class PowerCut(BaseException):
@@ -38,12 +38,12 @@ class MachineDisk(CrashingDisk):
         self.on_synced: Callable[[], None] = lambda: None
 
     def fsync(self, descriptor: int) -> None:
-        """Make it durable, and tell who looks at what is."""
+        """Make it durable, and notify the observer."""
         super().fsync(descriptor)
         self.on_synced()
 
     def sync_data(self, descriptor: int) -> None:
-        """Make it durable, and tell who looks at what is."""
+        """Make it durable, and notify the observer."""
         if self._file(descriptor).data.startswith(SEGMENT_MAGIC):
             self.before_call(SYNC_OF_LOG)
         super().sync_data(descriptor)
@@ -62,7 +62,9 @@ class MachineDisk(CrashingDisk):
         return FREE_BYTES
 
     def durable_files(self, folder: Path) -> dict[str, bytes] | None:
-        """What a power cut leaves of a folder in any case; None: not even its name."""
+        """Return the files of a folder that survive a power cut in any case; None: not even its
+        name.
+        """
         node: File | Folder = self._root
         for name in folder.parts[1:]:
             if not isinstance(node, Folder) or name not in node.synced:
@@ -91,7 +93,7 @@ class Fuse:
         self._is_blown = False
 
     def light(self, calls: int, *, only_syncs: bool) -> None:
-        """After so many changes of the disk, or syncs of logs, it is over before the next one."""
+        """Arm it: after this many changes of the disk, or syncs of logs, the process ends."""
         self._left = calls
         self._counted = (SYNC_OF_LOG,) if only_syncs else _CHANGES
 

@@ -26,7 +26,7 @@ from tests.sim.safekeepers.disk import DiskWorkers, Fuse, MachineDisk, PowerCut
 from tests.sim.safekeepers.wires import Listener, Wires
 from tests.sim.simulation import Simulation
 
-URL = "memory://sim"  # of the database: safekeepers take no place with a scheme that is unknown
+URL = "memory://sim"  # of the database: safekeepers refuse a URL with an unknown scheme
 DATA = Path("/data")
 CALLS_MAX = 10_000
 
@@ -54,7 +54,7 @@ class SimLinks(GrpcLinks):
 
 
 class _WatchedProposing(ProposeStream):
-    """Lets somebody see each reply before the writer does."""
+    """Calls an observer with each reply before the writer gets it."""
 
     on_reply: Callable[[ToProposer], None]
 
@@ -105,7 +105,7 @@ class Machine(Listener):
 
     @property
     def members(self) -> list[Member]:
-        """Those that its process has, of any database."""
+        """The members that its process has, of any database."""
         if self.safekeeper is None:
             return []
         ids = (status.member_id for status in self.safekeeper.status().members)
@@ -216,7 +216,7 @@ class Machine(Listener):
 
 
 def store_of(sim: Simulation, node: Node, url: str = URL) -> ObjectStore:
-    """The store of the database for a process, under a URL that safekeepers know."""
+    """Return the store of the database for a process, under a URL that safekeepers know."""
     store = sim.store_for(node)
     store.url = url
     return store

@@ -12,7 +12,7 @@ from tests.sim.safekeepers.cluster import RETIRE_MS, QuorumCluster
 from tests.sim.safekeepers.witness import Witness
 from tests.sim.stored import current_manifest
 
-LOOKS = 14  # more than a safekeeper needs to find out that nobody will name a member
+LOOKS = 14  # more than a safekeeper needs to find out that no manifest will name a member
 POLL_MS = 1_000.0
 
 
@@ -28,7 +28,7 @@ async def members_are_those_named(cluster: QuorumCluster) -> None:
 
 @checks(13, "quorum")
 def check_i13_no_member_is_left_over(cluster: QuorumCluster) -> None:
-    """A safekeeper keeps nothing for long of who no manifest names. Raises `Violation`."""
+    """Check that safekeepers soon delete members that no manifest names. Raises `Violation`."""
     left = [*_left_over(cluster)]
     if left:
         raise Violation(f"I13: no manifest names {left}, and they are kept for ever")
@@ -36,7 +36,7 @@ def check_i13_no_member_is_left_over(cluster: QuorumCluster) -> None:
 
 @checks(13, "quorum")
 def check_i13_who_is_named_is_there(witness: Witness) -> None:
-    """No safekeeper lets go of a member that is named afterwards. Raises `Violation`."""
+    """Check that no safekeeper deletes a member that is named afterwards. Raises `Violation`."""
     if witness.named_late:
         raise Violation(f"I13: a manifest names {witness.named_late[0]}, which was let go of")
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT")
 
-WINDOW_ITEMS = 12  # of one stream that were not read yet: then its writer waits
+WINDOW_ITEMS = 12  # unread items of one stream at which its writer waits
 KEEPALIVE_MS = (400.0, 3_000.0, 30_000.0)
-RETRY_MS = Span(1.0, 1_000.0)  # until somebody who was cut off is called again
+RETRY_MS = Span(1.0, 1_000.0)  # until a peer that was cut off is called again
 
 
 class Listener(Protocol):
@@ -37,7 +37,7 @@ class Listener(Protocol):
     name: str
     is_powered: bool
     node: Node | None  # the process that runs there
-    methods: grpc.GenericRpcHandler | None  # None: nobody answers yet
+    methods: grpc.GenericRpcHandler | None  # None: there is no server yet
 
 
 class Wires:
@@ -55,7 +55,7 @@ class Wires:
         self._on_heal: list[Callable[[], None]] = []
         self._watched: set[Node] = set()
 
-    # What befalls the network.
+    # Faults of the network.
 
     def cut(self, one: str, other: str) -> None:
         if (one, other) in self._cut:
@@ -159,7 +159,7 @@ class Pipe(Generic[ItemT]):
         self._schedule()
 
     async def has_room(self) -> None:
-        """Wait until there is room, or it is shut."""
+        """Wait until items can be sent, or it is shut."""
         while self.is_full and not self._is_shut:
             waiter = self._wires.loop.create_future()
             self._waiting.append(waiter)
@@ -203,13 +203,13 @@ class Pipe(Generic[ItemT]):
 
 
 class Stream(Protocol):
-    """What goes over a connection, and ends with it, at each end."""
+    """Items that go over a connection, and its end, at each side."""
 
     def lost_at_client(self) -> None:
         """Nothing comes any more."""
 
     def lost_at_server(self) -> None:
-        """Nobody is there any more."""
+        """Close the server's side: its process is gone."""
 
     def sender_is_gone(self, node: Node) -> None:
         """The end of what this process has sent may not arrive."""
@@ -221,7 +221,7 @@ class Line:
     def __init__(
         self, wires: Wires, client: Node, server: Node, on_lost: Callable[[], None]
     ) -> None:
-        """Both ends have it. `on_lost` is told when the client has it no more."""
+        """Both sides have it. `on_lost` is called when the client's side has ended."""
         self.wires = wires
         self.client = client
         self.server = server
@@ -243,7 +243,7 @@ class Line:
         self.wires.later(self.lose_server)
 
     def suspect(self) -> None:
-        """Nothing comes through for now, at least one way: who waits for too long gives up."""
+        """Let nothing through for now, at least one way: a waiting peer gives up."""
         wires = self.wires
         for lose in (self._lose_client_if_cut, self._lose_server_if_cut):
             wires.later(lose, wires.keepalive_ms * (0.5 + wires.random.random()))
@@ -275,7 +275,7 @@ class Line:
         self._when_reached(self.lose_client)
 
     def _when_reached(self, act: Callable[[], None]) -> None:
-        """One end tells the other, as soon as that is reached."""
+        """Have one side notify the other, as soon as that can be reached."""
         if self._is_cut:
             self.wires.when_healed(lambda: self.wires.later(act))
         else:

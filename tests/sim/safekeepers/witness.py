@@ -1,7 +1,7 @@
-"""I11: what stands on the disks of safekeepers for sure, seen from outside after each sync.
+"""I11: durable contents of the disks of safekeepers, observed from outside after each sync.
 
-The files are decoded here, with the shipped format code, as a power cut would leave them; what the
-memory of a process says is not asked.
+The files are decoded here, with the shipped format code, as a power cut would leave them; the
+memory of a process is not used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.sim.simulation import Simulation
 
 
 class Named(NamedTuple):
-    """A record, by what tells it from all others."""
+    """Identity of a record."""
 
     lsn: int
     checksum: int
@@ -40,7 +40,7 @@ class Named(NamedTuple):
 
 @dataclass(slots=True)
 class Held:
-    """What one disk holds of the log for sure."""
+    """Durable part of the log on one disk."""
 
     control: Control
     records: dict[int, Record] = field(default_factory=dict)  # those behind the base, by lsn
@@ -55,15 +55,15 @@ class Held:
 
 
 class Witness:
-    """Knows since when a majority has held each record."""
+    """Records since when a majority has held each record."""
 
     def __init__(self, sim: Simulation) -> None:
         self.problems: list[str] = []
-        self.records: dict[Named, Record] = {}  # that were ever on a disk for sure
+        self.records: dict[Named, Record] = {}  # all that were ever durable on a disk
         self.majority_us: dict[Named, int] = {}  # since when a majority has held it
         self.held: dict[str, Held] = {}  # by machine
         self.retired_us: dict[bytes, int] = {}  # since when a member is gone that was on a disk
-        self.named_late: list[Member] = []  # by a manifest that came after they were let go of
+        self.named_late: list[Member] = []  # named by a manifest that came after they were deleted
         self._sim = sim
         self._folder = ""  # of the database, on each disk; empty: it is not created yet
         self._holders: dict[Named, dict[bytes, None]] = {}  # members
@@ -98,7 +98,7 @@ class Witness:
                 self._note(record, member_id)
 
     def reply_sent(self, machine: Machine, reply: ToProposer) -> None:
-        """A safekeeper says this to a writer: it has to be on its disk by now."""
+        """Check a reply of a safekeeper to a writer: what it acknowledges must be on its disk."""
         held = self.held.get(machine.name)
         if not isinstance(reply, Vote | Joined | Appended):
             return
@@ -123,7 +123,7 @@ class Witness:
 
     @checks(11, "quorum")
     def check_i11_acknowledged_is_on_disk(self) -> None:
-        """Whatever a safekeeper has told a writer was on its disk by then. Raises `Violation`."""
+        """Check that all that safekeepers acknowledged was on their disks. Raises `Violation`."""
         if self.problems:
             raise Violation(self.problems[0])
 
@@ -178,7 +178,7 @@ class Witness:
                 self.named_late.append(member)
 
     def _recount(self, configuration: Configuration, at_us: int) -> None:
-        """A change of members makes a majority of those who hold a record already."""
+        """Recount: after a change of members, others may be a majority that holds a record."""
         for name, holders in self._holders.items():
             if name not in self.majority_us and _is_majority(configuration, holders):
                 self._has_majority(name, at_us)
@@ -192,7 +192,7 @@ class Witness:
         self.records.setdefault(name, record)
         holders = self._holders.setdefault(name, {})
         holders[member_id] = None
-        configurations = self.configurations()  # which may show that a majority has had it already
+        configurations = self.configurations()  # which may show that a majority already has it
         if name not in self.majority_us and any(
             _is_majority(each, holders) for each in configurations
         ):
@@ -254,7 +254,7 @@ def named(record: Record) -> Named:
 
 
 def _is_majority(configuration: Configuration, ids: Collection[bytes]) -> bool:
-    """Counted here, and not by the code that is looked at."""
+    """Return whether these are a majority, counted without the code that is tested."""
     return all(
         2 * sum(member.id in ids for member in members) > len(members)
         for members in (configuration.members, configuration.next)

@@ -1,8 +1,8 @@
-"""I10: two-phase compare-and-swap has one winner, whatever crashes where.
+"""I10: two-phase compare-and-swap has one winner, at whatever point processes crash.
 
-Looks at the changes that took effect at both stores, in their order, and at what each create was
-told. What is created under a name that was collected counts for nothing (rules F1 to F3): it must
-be gone at the end, and the rules for it are relaxed.
+Judges the changes that took effect at both stores, in their order, and the outcome of each create.
+Objects that are created under a name that was collected do not count (rules F1 to F3): they must be
+gone at the end, and the rules for them are relaxed.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _NOT_CREATED = frozenset({"Exists", "StoreUnavailable", "StoreRefused"})
 
 @dataclass(slots=True)
 class _Place:
-    """What a destination has been through."""
+    """History of one destination."""
 
-    data: bytes | None = None  # that are there
+    data: bytes | None = None  # present contents
     winner: bytes | None = None  # the first ones that were there
     record: CreateRecord | None = None
     is_collected: bool = False  # since then, nothing that comes there counts
-    creators: list[str] = field(default_factory=list)  # who were told, before that
-    sources: set[str] = field(default_factory=set)  # that its records ever named
+    creators: list[str] = field(default_factory=list)  # nodes whose create succeeded before that
+    sources: set[str] = field(default_factory=set)  # all that its records ever named
     put: set[bytes] = field(default_factory=set)  # under temporary names
 
 
@@ -97,7 +97,7 @@ class _Judge:
 
     def __init__(self) -> None:
         self._places: dict[str, _Place] = defaultdict(_Place)
-        self._temporary: set[str] = set()  # that are there
+        self._temporary: set[str] = set()  # present ones
         self._ended: list[CreateEnded] = []
 
     def judge(self, happened: list[Happening]) -> None:
@@ -211,14 +211,15 @@ def _is_behind(name: str, current: Manifest) -> bool:
 
 
 FOREIGN_FILE_AGE_S = 5
-_OLDER_MS = 2_000.0 * FOREIGN_FILE_AGE_S  # after so long, all is older than what is collected
+# after this time, all objects are old enough to be collected
+_OLDER_MS = 2_000.0 * FOREIGN_FILE_AGE_S
 _COLLECTIONS = 2  # the first one leaves its own manifest behind
 
 
 async def two_phase_database(sim: Simulation) -> None:
-    """Run and check all that `whole_database` does, and two-phase compare-and-swap (I10).
+    """Run and check `whole_database` with two-phase compare-and-swap (I10).
 
-    At the very end the power of all processes is cut, whatever they do, and all is collected.
+    At the very end the power of all processes is cut, and everything is collected.
     """
     random = sim.random_for("two phases")
     store = TwoPhaseSimStore(sim.loop, random, sim.store.faults, sim.runtime_for)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Change(enum.Enum):
-    """What became of an object."""
+    """Kind of change of an object."""
 
     PUT = "put"
     COPIED = "copied"
@@ -35,14 +35,14 @@ class Change(enum.Enum):
 class ObjectChanged:
     """An object was put, overwritten by a copy, or deleted; `data` is what it holds then."""
 
-    node: str  # the label of whoever asked for it
+    node: str  # label of the node that requested it
     change: Change
     name: str
     data: bytes = b""
 
 
 class RecordChange(enum.Enum):
-    """What became of a record."""
+    """Kind of change of a record."""
 
     INSERTED = "inserted"
     COMMITTED = "committed"
@@ -68,7 +68,7 @@ class RecordChanged:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One `create`, on its way: the temporary objects that it has put so far."""
+    """One `create` in progress: the temporary objects that it has put up to now."""
 
     sources: list[str] = field(default_factory=list)
 

@@ -40,16 +40,16 @@ _CHANGES = {"create": Change.COPIED, "copy": Change.COPIED, "put": Change.PUT}
 
 
 class PlainObjects(Objects):
-    """What is told of each change: `log` has what came to be and what went, as for other stores.
+    """Reports each change: `log` has the objects that came and went, as for other stores.
 
-    Temporary objects, and copies over what is there, are among what happened and not in `log`. Who
-    made an object is whoever has put its bytes, and not who has helped and copied them.
+    Temporary objects, and copies over existing objects, are among the events but not in `log`. The
+    author of an object is the node that has put its bytes, not one that helped and copied them.
     """
 
     def __init__(self, loop: SimLoop, node: Node, happened: list[Happening]) -> None:
         super().__init__(loop, node)
         self._happened = happened
-        self._authors: dict[bytes, Node] = {}  # by what they have put
+        self._authors: dict[bytes, Node] = {}  # by the bytes that they have put
 
     def put(self, sender: Node, name: str, data: bytes, metadata: Mapping[str, str]) -> None:
         run_now(self._store.put(name, data, metadata))
@@ -57,11 +57,11 @@ class PlainObjects(Objects):
         self._record(sender, "put", name, data)
 
     def find(self, source: str) -> StoredObject:
-        """What a copy reads. Raises `ObjectNotFound`."""
+        """Return the source of a copy. Raises `ObjectNotFound`."""
         return run_now(self._store.get(source))
 
     def land(self, sender: Node, name: str, found: StoredObject) -> None:
-        """Write what a copy has read, over whatever is there."""
+        """Write the bytes of a copy, over whatever is there."""
         operation = "create" if self._objects.find(name) is None else "copy"
         run_now(self._store.put(name, found.data, found.metadata))
         self._record(sender, operation, name, found.data)
@@ -75,8 +75,8 @@ class PlainObjects(Objects):
         self._happened.append(ObjectChanged(sender.label, change, name, data))
 
 
-# Applies a copy for a node: None when it is done, a task where it lands later; that tells what
-# went wrong.
+# Applies a copy for a node: None when it is done, a task if it lands later, whose result is the
+# problem.
 Copy = Callable[[Node, str, str], "Task[str] | None"]
 
 
@@ -95,7 +95,8 @@ class SimPlainClient(SimStoreClient, PlainStore):
 
     async def put(self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
         CALL.get().sources.append(name)
-        sent, kept = bytes(data), dict(metadata)  # what is sent can't be changed any more
+        # later changes of the caller's data have no effect
+        sent, kept = bytes(data), dict(metadata)
         put = self._plain.put
         try:
             await self._ask("put", (name,), lambda: put(self._node, name, sent, kept))
@@ -114,7 +115,7 @@ class SimPlainClient(SimStoreClient, PlainStore):
 
 
 class WatchedStore(OwnedStore):
-    """The shipped store of two-phase compare-and-swap; notes what each create was told."""
+    """The shipped store of two-phase compare-and-swap; records the outcome of each create."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class WatchedStore(OwnedStore):
         return outcome
 
 
-# What may stand for the create of an object where that is held, or lost: each of its steps.
+# Steps of a create, each of which may be held or lost in its place.
 _STEPS = {"put": 1, "insert": 3, "copy": 2, "commit": 1}
 _OF_RECORDS = frozenset({"insert", "commit"})
 
@@ -244,7 +245,9 @@ class TwoPhaseSimStore(SimStore):
         return self.node.spawn(self._land(sender, destination, found))
 
     async def _land(self, sender: Node, destination: str, found: StoredObject) -> str:
-        """The second half of a copy, which may be late, or get lost; or why nobody knows."""
+        """Do the second half of a copy, which may be late or lost; return why its outcome is
+        unknown.
+        """
 
         def land() -> None:
             self._plain.land(sender, destination, found)
