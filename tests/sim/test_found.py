@@ -102,10 +102,10 @@ def test_a_sender_waits_no_shorter_than_time_passes() -> None:
         clock = NodeClock(sim.loop, drift_ppm=-50.0)
         due_ms = clock.monotonic_ms() + 20.0
         sender = SimpleNamespace(
-            _paused_until_ms=0.0,
-            _station=SimpleNamespace(due_ms=due_ms),
+            _window=SimpleNamespace(paused_until_ms=0.0),
+            _chain_position=SimpleNamespace(due_ms=due_ms),
             _wake=asyncio.Event(),
-            _way=SimpleNamespace(runtime=SimpleNamespace(clock=clock)),
+            _context=SimpleNamespace(runtime=SimpleNamespace(clock=clock)),
         )
         while clock.monotonic_ms() < due_ms:
             await peer.Peer._wait(sender)  # type: ignore[arg-type] # noqa: SLF001 - what is seen

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from operator import attrgetter
 
@@ -123,6 +124,72 @@ def _size_bytes(record: Record) -> int:
     return RECORD_OVERHEAD_BYTES + len(record.payload)
 
 
+class Waits:
+    """Calls that wait until a counter, which only grows, has reached their number."""
+
+    def __init__(self) -> None:
+        """Begin without calls."""
+        self._order = count()  # of calls with the same number
+        self._waiting: list[tuple[int, int, Waiter]] = []  # a heap
+
+    async def wait(self, number: int) -> None:
+        """Wait until `reach` is called with this number or a greater one.
+
+        Raises the error that `fail` is given.
+        """
+        waiter = new_waiter()
+        heapq.heappush(self._waiting, (number, next(self._order), waiter))
+        try:
+            await waiter
+        finally:
+            del waiter  # its error would keep this frame alive
+
+    def reach(self, number: int) -> None:
+        """Release the calls that wait for this number or less."""
+        while self._waiting and self._waiting[0][0] <= number:
+            complete(heapq.heappop(self._waiting)[2])
+
+    def fail(self, error: ShaleError) -> None:
+        """Fail the calls that wait now."""
+        waiting, self._waiting = self._waiting, []
+        for _, _, waiter in waiting:
+            complete(waiter, error)
+
+
+class Broadcast:
+    """The news that all members get beside records: the commit point and the archiver."""
+
+    def __init__(self) -> None:
+        """Begin without news."""
+        self.announced_lsn = 0  # commit point to be sent even without a record
+        self.archiver_id = b""  # the member that is to archive; empty: nobody is appointed
+        self._wakes: dict[asyncio.Event, None] = {}  # in the order of subscription
+
+    def announce(self, committed_lsn: int) -> None:
+        """Have the commit point sent to all members, also to those that lack no record."""
+        self.announced_lsn = committed_lsn
+        self.wake_all()
+
+    def appoint(self, member_id: bytes) -> None:
+        """Appoint the member that is to archive, and have that sent to all members."""
+        self.archiver_id = member_id
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Wake the sender to each member: there is something new to send."""
+        for wake in self._wakes:
+            wake.set()
+
+    @contextmanager
+    def waking(self, wake: asyncio.Event) -> Iterator[None]:
+        """Set `wake` for everything new, until the end of the block."""
+        self._wakes[wake] = None
+        try:
+            yield
+        finally:
+            self._wakes.pop(wake, None)
+
+
 class Ledger:
     """The log of an elected writer: its records, its commit point, and the calls that wait."""
 
@@ -138,22 +205,22 @@ class Ledger:
         """`held` has all records after `archived_wal_id`, the last object in the archive."""
         self.leader = leader
         self.held = held
-        self.own = WriterId(*leader.ballot)
+        self.broadcast = Broadcast()
         self.archived_wal_id = archived_wal_id
-        self.archiver_id = b""  # the member that is to archive, as sent to all members
         self.failure: ShaleError | None = None
         self.ended = asyncio.Event()  # set by a failure
         self.archive_advanced = asyncio.Event()  # cleared by the task that waits for it
-        self.commit_advanced = asyncio.Event()  # cleared by the task that waits for it
-        self.announced_lsn = 0  # commit point to be sent even without a record
-        self.wakes: dict[asyncio.Event, None] = {}  # of senders; set when there is something new
         self._held_bytes_max = held_bytes_max
         self._clock = clock
         # When the commit point moved last, or the first record to commit was appended.
         self._moved_ms = clock.monotonic_ms()
-        self._order = count()
-        self._to_commit: list[tuple[int, int, Waiter]] = []  # a heap, by lsn
-        self._to_archive: list[tuple[int, Waiter]] = []
+        self._commit_waits = Waits()  # by lsn
+        self._archive_waits = Waits()  # by WAL object
+
+    @property
+    def own(self) -> WriterId:
+        """The writer that was elected."""
+        return WriterId(*self.leader.ballot)
 
     @property
     def ballot(self) -> Ballot:
@@ -209,7 +276,7 @@ class Ledger:
             raise ValueError(f"an empty record begins object {place.wal_id}")
         self.leader = self.leader.appended(record)
         self.held.append(record)
-        self.wake_all()
+        self.broadcast.wake_all()
         return record
 
     def acknowledged(self, member_id: bytes, flushed_lsn: int) -> None:
@@ -228,12 +295,7 @@ class Ledger:
         self.held.archived(wal_id, self.committed_lsn)
         self.drop_archived()
         self.archive_advanced.set()
-        waiting, self._to_archive = self._to_archive, []
-        for wanted, waiter in waiting:
-            if wanted <= wal_id:
-                complete(waiter)
-            else:
-                self._to_archive.append((wanted, waiter))
+        self._archive_waits.reach(wal_id)
 
     async def wait_committed(self, lsn: int) -> None:
         """Wait until a majority has record `lsn`.
@@ -242,12 +304,7 @@ class Ledger:
         """
         self.check_leading()
         if self.committed_lsn < lsn:
-            waiter = new_waiter()
-            heapq.heappush(self._to_commit, (lsn, next(self._order), waiter))
-            try:
-                await waiter
-            finally:
-                del waiter  # its error would keep this frame alive
+            await self._commit_waits.wait(lsn)
 
     async def wait_archived(self, wal_id: int) -> None:
         """Wait until the object, and all before it, are in the archive.
@@ -256,18 +313,11 @@ class Ledger:
         """
         self.check_leading()
         if not is_archived(wal_id, self.archived_wal_id):
-            waiter = new_waiter()
-            self._to_archive.append((wal_id, waiter))
-            try:
-                await waiter
-            finally:
-                del waiter  # its error would keep this frame alive
+            await self._archive_waits.wait(wal_id)
 
     def give_up_archiving(self, error: ShaleError) -> None:
         """Fail the calls that wait for the archive with `error`."""
-        waiting, self._to_archive = self._to_archive, []
-        for _, waiter in waiting:
-            complete(waiter, error)
+        self._archive_waits.fail(error)
 
     def refused(self, refusal: Refusal, by: str) -> bool:
         """Fail the log if the refusing member is promised to another writer; returns whether so."""
@@ -282,28 +332,16 @@ class Ledger:
         if self.failure is not None:
             return
         self.failure = error
-        waiting, self._to_commit = self._to_commit, []
-        for _, _, waiter in waiting:
-            complete(waiter, error)
+        self._commit_waits.fail(error)
         self.give_up_archiving(error)
         self.ended.set()
         self.archive_advanced.set()
-        self.wake_all()
+        self.broadcast.wake_all()
 
     def check_leading(self) -> None:
         """Raise the error that ended the log."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)  # else the traceback would grow with each call
-
-    def announce(self) -> None:
-        """Have the commit point sent to all members, also to those that lack no record."""
-        self.announced_lsn = self.committed_lsn
-        self.wake_all()
-
-    def wake_all(self) -> None:
-        """Wake all senders: there is something new to send."""
-        for wake in self.wakes:
-            wake.set()
 
     def drop_archived(self) -> None:
         """Drop archived records, except those for members slightly behind, while memory allows."""
@@ -319,8 +357,6 @@ class Ledger:
         if not moved:
             return
         self._moved_ms = self._clock.monotonic_ms()
-        while self._to_commit and self._to_commit[0][0] <= leader.committed_lsn:
-            complete(heapq.heappop(self._to_commit)[2])
+        self._commit_waits.reach(leader.committed_lsn)
         if self.archived_wal_id is not None:
             self.held.archived(self.archived_wal_id, leader.committed_lsn)
-        self.commit_advanced.set()

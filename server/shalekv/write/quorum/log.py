@@ -161,7 +161,7 @@ class QuorumLog:
             last_wal_id=ledger.leader.log.last.wal_id,
             archived_wal_id=ledger.archived_wal_id,
             unarchived_bytes=ledger.held.unarchived_bytes,
-            archiver_id=ledger.archiver_id,
+            archiver_id=ledger.broadcast.archiver_id,
             problem="" if problem is None else str(problem),
         )
 
@@ -264,16 +264,17 @@ class QuorumLog:
             takeover_ms=self._context.settings.archive_takeover_ms,
         )
         if self._appointment.member_id != before:
-            self.ledger.archiver_id = self._appointment.member_id
-            self.ledger.wake_all()
+            self.ledger.broadcast.appoint(self._appointment.member_id)
 
     async def _announce(self) -> None:
         """Send members those commit points that were not sent with a record."""
         ledger = self.ledger
         while True:
-            ledger.commit_advanced.clear()
-            ledger.announce()
-            await ledger.commit_advanced.wait()
+            ledger.broadcast.announce(ledger.committed_lsn)
+            try:
+                await ledger.wait_committed(ledger.committed_lsn + 1)
+            except ShaleError:  # the log has ended
+                return
             await self._clock.sleep_ms(ANNOUNCE_MS)
 
     async def _poll_archive(self) -> None:
@@ -289,8 +290,9 @@ class QuorumLog:
             if ledger.archive_advanced.is_set() or not is_waiting or not joined:
                 continue
             number += 1  # ask the archiver, and one other in turn, which may have taken over
-            appointed = [each for each in joined if each.member.id == ledger.archiver_id]
-            others = [each for each in joined if each.member.id != ledger.archiver_id]
+            archiver_id = ledger.broadcast.archiver_id
+            appointed = [each for each in joined if each.member.id == archiver_id]
+            others = [each for each in joined if each.member.id != archiver_id]
             turn = [*appointed, *others[number % len(others) :][:1]] if others else appointed
             for peer in turn:
                 await self._poll_member(peer)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -33,6 +34,7 @@ from shalekv.protocol.quorum_records import (
     Greet,
     Greeting,
     Joined,
+    Record,
     Refusal,
     RelayTarget,
     ToProposer,
@@ -88,7 +90,7 @@ class ChainPosition:
 
     def __init__(self, chain: Chain, sender: Sender) -> None:
         """Begin outside the chain."""
-        self._chain = chain
+        self.chain = chain
         self._sender = sender
         self._waiting_since_ms: float | None = None  # start of the wait for an acknowledgement
         self._entered_ms = 0.0
@@ -98,28 +100,28 @@ class ChainPosition:
     @property
     def is_relayed(self) -> bool:
         """Whether another member passes records on to this one."""
-        return self._sender in self._chain.senders[1:]
+        return self._sender in self.chain.senders[1:]
 
     @property
     def relays(self) -> tuple[RelayTarget, ...]:
         """The members that this one passes records on to."""
-        if self._chain.head is not self._sender:
+        if self.chain.head is not self._sender:
             return ()
-        return tuple(_target(each) for each in self._chain.senders[1:])
+        return tuple(_target(each) for each in self.chain.senders[1:])
 
     def leave(self) -> None:
         """Leave the chain."""
         self._waiting_since_ms = None
-        if self._sender in self._chain.senders:
-            self._chain.senders.remove(self._sender)
+        if self._sender in self.chain.senders:
+            self.chain.senders.remove(self._sender)
 
     def judge(self, now_ms: float, *, flushed_lsn: int, last_lsn: int, is_fit: bool) -> None:
         """Enter the chain if possible, leave it if necessary. The log ends with `last_lsn`."""
-        if not self._chain.is_on:
+        if not self.chain.is_on:
             return
-        if self._sender not in self._chain.senders:
+        if self._sender not in self.chain.senders:
             if is_fit and now_ms >= self._barred_until_ms and self._has_caught_up_with_head:
-                self._chain.senders.append(self._sender)
+                self.chain.senders.append(self._sender)
                 self._entered_ms = now_ms
             else:
                 return
@@ -129,7 +131,7 @@ class ChainPosition:
             self._waiting_since_ms = None
         elif self._waiting_since_ms is None:
             self._waiting_since_ms = now_ms
-        elif now_ms >= self._waiting_since_ms + self._chain.timeout_ms:
+        elif now_ms >= self._waiting_since_ms + self.chain.timeout_ms:
             self._fail(now_ms)
 
     def acknowledged(self, now_ms: float) -> None:
@@ -142,18 +144,18 @@ class ChainPosition:
         """When the member leaves the chain unless it acknowledges something; None: it does not."""
         if self._waiting_since_ms is None:
             return None
-        return self._waiting_since_ms + self._chain.timeout_ms
+        return self._waiting_since_ms + self.chain.timeout_ms
 
     @property
     def _has_caught_up_with_head(self) -> bool:
         """Whether everything that the head was sent was sent to this member as well."""
-        head = self._chain.head
+        head = self.chain.head
         return head is None or self._sender.sent_lsn >= head.sent_lsn
 
     def _fail(self, now_ms: float) -> None:
         if now_ms - self._entered_ms > self._penalty_ms:  # the last stay in the chain was long
             self._penalty_ms = 0.0
-        at_first_ms = float(self._chain.timeout_ms * _PENALTY_TIMEOUTS)
+        at_first_ms = float(self.chain.timeout_ms * _PENALTY_TIMEOUTS)
         self._penalty_ms = min(max(2 * self._penalty_ms, at_first_ms), _PENALTY_MS_MAX)
         self._barred_until_ms = now_ms + self._penalty_ms
         address = self._sender.member.address
@@ -171,6 +173,47 @@ class _Sent(NamedTuple):
     last_lsn: int
     size_bytes: int
     sent_ms: float
+
+
+class SendWindow:
+    """The records that were sent on one stream, and the bytes that are not acknowledged."""
+
+    def __init__(self, last_lsn: int = 0) -> None:
+        """Begin after record `last_lsn`, with nothing sent."""
+        self.last_lsn = last_lsn  # the member needs nothing up to it: sent or acknowledged
+        self.size_bytes = 0  # of records that are not acknowledged
+        self.paused_until_ms = 0.0  # while the member is full; 0: not paused
+        self._sent: deque[_Sent] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything sent is acknowledged."""
+        return not self._sent
+
+    def silent_ms(self, now_ms: float) -> float:
+        """Age of the first append without an answer; 0 if there is none."""
+        return now_ms - self._sent[0].sent_ms if self._sent else 0.0
+
+    def send(self, records: Sequence[Record], now_ms: float) -> None:
+        """Record that these records are sent now."""
+        size_bytes = sum(len(record.payload) for record in records)
+        self.last_lsn = records[-1].lsn
+        self._sent.append(_Sent(self.last_lsn, size_bytes, now_ms))
+        self.size_bytes += size_bytes
+
+    def acknowledge(self, flushed_lsn: int, *, is_full: bool) -> None:
+        """Record an answer: the member has everything up to `flushed_lsn`.
+
+        If it is full, it has refused the first append behind that. Those behind a refused one are
+        refused as well, and sent again later.
+        """
+        while self._sent and self._sent[0].last_lsn <= flushed_lsn:
+            self.size_bytes -= self._sent.popleft().size_bytes
+        if self._sent and is_full:  # the first append that was refused
+            self.size_bytes -= self._sent.popleft().size_bytes
+        self.last_lsn = max(self.last_lsn, flushed_lsn)
+        if is_full and not self._sent:
+            self.last_lsn = flushed_lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,26 +235,26 @@ class Peer:
         """Begin unconnected; `run` connects."""
         self.member = member
         self.archived_wal_id: int | None = None  # as the member has seen
-        self.is_joined = False  # the member follows, on a live stream
         self.is_full = False
         self.problem = "was not reached yet"  # why the member does not follow
         self._ledger = ledger
         self._context = context
-        self._chain = chain
         self._chain_position = ChainPosition(chain, self)
-        self._link: Link | None = None
+        self._link: Link | None = None  # the live stream, once the member follows
         self._disconnect_reason = ""  # why this side has ended the stream
         self._wake = asyncio.Event()
-        self._sent: deque[_Sent] = deque()
-        self._sent_bytes = 0
-        self._sent_lsn = 0
+        self._window = SendWindow()  # of the last stream
         self._sent_commit = (0, b"")  # the commit point and the archiver that were sent last
-        self._paused_until_ms = 0.0  # while the member is full; 0: not paused
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the member follows, on a live stream."""
+        return self._link is not None
 
     @property
     def sent_lsn(self) -> int:
         """The member needs nothing up to this record any more: it was sent or acknowledged."""
-        return self._sent_lsn
+        return self._window.last_lsn
 
     @property
     def flushed_lsn(self) -> int:
@@ -222,8 +265,7 @@ class Peer:
         """Follow the member until cancelled, or until the log has ended."""
         failures = 0
         clock, random = self._context.runtime.clock, self._context.runtime.random
-        self._ledger.wakes[self._wake] = None
-        try:
+        with self._ledger.broadcast.waking(self._wake):
             while self._ledger.failure is None:
                 before = self.flushed_lsn
                 problem = without_address(await self._follow(), self.member.address)
@@ -232,15 +274,11 @@ class Peer:
                 self.problem = problem
                 failures = 1 if self.flushed_lsn > before else failures + 1
                 await clock.sleep_ms(BACKOFF.wait_ms(failures, random))
-        finally:
-            self._ledger.wakes.pop(self._wake, None)
 
     async def disconnect_if_silent(self, now_ms: float) -> None:
         """Close a stream without an answer for `reply_timeout_ms`; `run` opens another."""
-        if self._link is None or not self._sent:
-            return
         timeout_ms = self._context.settings.reply_timeout_ms
-        if now_ms - self._sent[0].sent_ms > timeout_ms:
+        if self._link is not None and self._window.silent_ms(now_ms) > timeout_ms:
             self._disconnect_reason = f"left an append without an answer for {timeout_ms} ms"
             await self._link.close()
 
@@ -259,7 +297,6 @@ class Peer:
         except (LinkBroken, ShaleError) as error:
             return str(error)
         finally:
-            self.is_joined = False
             self._link = None
             self._chain_position.leave()
             if link is not None:
@@ -289,13 +326,9 @@ class Peer:
     def _begin(self, link: Link, last_lsn: int) -> None:
         self._link = link
         self._disconnect_reason = ""
-        self._sent.clear()
-        self._sent_bytes = 0
-        self._sent_lsn = last_lsn
+        self._window = SendWindow(last_lsn)
         self._sent_commit = (0, b"")
         self.is_full = False
-        self._paused_until_ms = 0.0
-        self.is_joined = True
         if self.problem:
             log.info("safekeeper follows", address=self.member.address, lsn=last_lsn)
         self.problem = ""
@@ -318,7 +351,7 @@ class Peer:
     async def _send(self, link: Link) -> None:
         """Send everything new. Returns when the stream ends, which `_receive` notices as well."""
         try:
-            while self._ledger.failure is None and self._sent_lsn >= self._ledger.held.base.lsn:
+            while self._ledger.failure is None and self.sent_lsn >= self._ledger.held.base.lsn:
                 self._wake.clear()
                 message = self._next_append()
                 if message is not None:
@@ -335,7 +368,7 @@ class Peer:
         The timeout is that of a full member, which is then asked again, or that of the chain, in
         which a full member is not.
         """
-        due_ms = self._paused_until_ms or self._chain_position.due_ms
+        due_ms = self._window.paused_until_ms or self._chain_position.due_ms
         if due_ms is None:
             await self._wake.wait()
             return
@@ -345,33 +378,29 @@ class Peer:
             async with asyncio.timeout(wait_ms / 1_000):
                 await self._wake.wait()
         except TimeoutError:
-            self._paused_until_ms = 0.0
+            self._window.paused_until_ms = 0.0
 
     def _next_append(self) -> Append | None:
         """The records and commit point that the member lacks; None: nothing to send for now."""
         ledger = self._ledger
-        if self._chain.is_on:
+        chain = self._chain_position.chain
+        if chain.is_on:
             self._judge()
         records = (
-            ledger.held.after(self._sent_lsn, self._sendable_bytes()) if self._may_send() else ()
+            ledger.held.after(self.sent_lsn, self._sendable_bytes()) if self._may_send() else ()
         )
-        commit_point = (ledger.committed_lsn, ledger.archiver_id)
+        commit_point = (ledger.committed_lsn, ledger.broadcast.archiver_id)
         if not records and not self._must_send(commit_point):
             return None
         self._sent_commit = commit_point
         if records:
-            size_bytes = sum(len(record.payload) for record in records)
-            self._sent_lsn = records[-1].lsn
-            now_ms = self._context.runtime.clock.monotonic_ms()
-            self._sent.append(_Sent(self._sent_lsn, size_bytes, now_ms))
-            self._sent_bytes += size_bytes
+            self._window.send(records, self._context.runtime.clock.monotonic_ms())
         return Append(
             ledger.ballot,
             records,
-            ledger.committed_lsn,
-            ledger.archiver_id,
+            *commit_point,
             self._chain_position.relays if records else (),
-            self._commit_peers() if self._chain.is_broadcast else (),
+            self._commit_peers() if chain.is_broadcast else (),
         )
 
     def _judge(self) -> None:
@@ -389,17 +418,22 @@ class Peer:
     def _must_send(self, commit_point: tuple[int, bytes]) -> bool:
         """Whether to send this commit point and archiver although there is no record to send."""
         committed_lsn, archiver_id = self._sent_commit
-        return committed_lsn < self._ledger.announced_lsn or archiver_id != commit_point[1]
+        announced_lsn = self._ledger.broadcast.announced_lsn
+        return committed_lsn < announced_lsn or archiver_id != commit_point[1]
 
     def _sendable_bytes(self) -> int:
-        return min(self._context.settings.send_queue_bytes_max - self._sent_bytes, APPEND_BYTES_MAX)
+        return min(self._free_bytes, APPEND_BYTES_MAX)
+
+    @property
+    def _free_bytes(self) -> int:
+        return self._context.settings.send_queue_bytes_max - self._window.size_bytes
 
     def _may_send(self) -> bool:
         if self._chain_position.is_relayed:
             return False
-        if not self._sent:  # at least one message, however large
-            return not self._paused_until_ms
-        return not self.is_full and self._sent_bytes < self._context.settings.send_queue_bytes_max
+        if self._window.is_empty:  # at least one message, however large
+            return not self._window.paused_until_ms
+        return not self.is_full and self._free_bytes > 0
 
     async def _receive(self, link: Link) -> str:
         """Process replies. Returns why there are no more."""
@@ -408,7 +442,8 @@ class Peer:
             reply = await link.receive()
             match reply:
                 case Appended() if reply.ballot == ledger.ballot and (
-                    self._sent or self._chain.is_on  # in a chain, others may have passed it on
+                    # In a chain, others may have passed it on.
+                    not self._window.is_empty or self._chain_position.chain.is_on
                 ):
                     self._appended(reply)
                 case Archived() if reply.ballot == ledger.ballot:
@@ -420,11 +455,7 @@ class Peer:
                     return unexpected(reply)
 
     def _appended(self, reply: Appended) -> None:
-        while self._sent and self._sent[0].last_lsn <= reply.flushed_lsn:
-            self._sent_bytes -= self._sent.popleft().size_bytes
-        if self._sent and reply.is_full:  # the first append that was refused
-            self._sent_bytes -= self._sent.popleft().size_bytes
-        self._sent_lsn = max(self._sent_lsn, reply.flushed_lsn)
+        self._window.acknowledge(reply.flushed_lsn, is_full=reply.is_full)
         self._chain_position.acknowledged(self._context.runtime.clock.monotonic_ms())
         if reply.archived_wal_id is not None:
             self._archived(reply.archived_wal_id)
@@ -432,9 +463,8 @@ class Peer:
             log.warning("safekeeper is full", address=self.member.address)
         self.is_full = reply.is_full
         if self.is_full:
-            self._paused_until_ms = self._context.runtime.clock.monotonic_ms() + FULL_PAUSE_MS
-            if not self._sent:  # appends behind the refused one were refused as well
-                self._sent_lsn = reply.flushed_lsn
+            now_ms = self._context.runtime.clock.monotonic_ms()
+            self._window.paused_until_ms = now_ms + FULL_PAUSE_MS
         self._ledger.acknowledged(self.member.id, reply.flushed_lsn)
         self._wake.set()
 
