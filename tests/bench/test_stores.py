@@ -23,7 +23,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import KIB, MIB, CasChoice, StoreSettings
 from shalekv.store.api import Created, ObjectStore
 from shalekv.store.opening import open_store
-from shalekv.store.s3.store import S3Store
+from shalekv.store.s3.store import PART_BYTES, PART_UPLOADS_MAX, S3Store
 from shalekv.store.two_phase.records import MemoryRecords
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.url import BucketUrl, Provider
@@ -38,8 +38,6 @@ pytestmark = pytest.mark.timeout(900)
 AGAIN = "bare again"  # how far apart two of the same are tells what other ratios are worth
 FOLDER = "bench-stores"
 MULTIPART_BYTES = sized(32, 8) * MIB
-PART_BYTES = sized(16, 6) * MIB
-PARTS_AT_ONCE = 4
 CONNECTIONS = 32
 CONCURRENCY = sized([1, 8], [2])
 # Objects that one run takes when it is eight at a time (else half of them), and rounds.
@@ -58,8 +56,6 @@ def settings_for(server: S3Server) -> StoreSettings:
     return StoreSettings(
         endpoint_url=server.endpoint,
         multipart_bytes=MULTIPART_BYTES,
-        multipart_part_bytes=PART_BYTES,
-        multipart_uploads_max=PARTS_AT_ONCE,
         connections_max=CONNECTIONS,
     )
 
@@ -124,7 +120,7 @@ async def compare_creates(at: Load, store: ObjectStore, bare: BareS3) -> None:
     async def create_bare(_: int) -> None:
         key = f"{FOLDER}/{new_name()}"
         if is_large:
-            await bare.create_in_parts(key, data, PART_BYTES, PARTS_AT_ONCE)
+            await bare.create_in_parts(key, data, PART_BYTES, PART_UPLOADS_MAX)
         else:
             await bare.create(key, data)
 

@@ -22,6 +22,7 @@ from shalekv.store.s3.requests import Calls
 from shalekv.store.s3.store import S3Store
 from shalekv.store.s3.uploads import abort_stale_uploads
 from shalekv.store.url import BucketUrl, Provider
+from tests.kit.constants import constants
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.store import claim
 from tests.servers.fixtures import BUCKET
@@ -29,7 +30,8 @@ from tests.servers.proxy import INTERNAL_ERROR, Proxy, proxy_before
 from tests.servers.s3 import S3Server
 
 MIB = 1024 * 1024
-PARTS: dict[str, Any] = {"multipart_bytes": 5 * MIB, "multipart_part_bytes": 5 * MIB}
+PARTS: dict[str, Any] = {"multipart_bytes": 5 * MIB}
+SMALL_PARTS = {"shalekv.store.s3.store:PART_BYTES": 5 * MIB}
 SST = "levels/1.sst"
 
 
@@ -65,7 +67,8 @@ def place() -> BucketUrl:
 @pytest.fixture
 async def store(runtime: Runtime, place: BucketUrl, proxy: Proxy) -> AsyncIterator[S3Store]:
     """The store under test, behind the proxy."""
-    opened = S3Store(place, runtime, StoreSettings(endpoint_url=proxy.server.endpoint, **PARTS))
+    with constants(SMALL_PARTS):
+        opened = S3Store(place, runtime, StoreSettings(endpoint_url=proxy.server.endpoint, **PARTS))
     yield opened
     await opened.close()
 

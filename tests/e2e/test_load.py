@@ -76,7 +76,6 @@ async def test_many_clients(in_flight: int, puts: int) -> None:
     groups = {
         "writer": {"max_parallel_writes": in_flight, "queued_bytes_max": QUEUE_BYTES}
         | {"admission_waiting_bytes_max": WAITING_BYTES, "admission_timeout_ms": 60_000},
-        "store": {"retry_initial_ms": 1},
     }
     seqs: set[int] = set()
 

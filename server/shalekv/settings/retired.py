@@ -38,6 +38,12 @@ REMOVED: Mapping[str, str] = {
     "for 30 seconds",
     "children.child_grace_ms": "a child process is sent SIGTERM after 5 seconds, and SIGKILL "
     "after 5 more",
+    "store.multipart_part_bytes": "a part has 16 MiB",
+    "store.multipart_uploads_max": "4 parts of an SST are uploaded at once",
+    "store.multipart_abort_age_s": "the collector aborts an unfinished upload that is a day old",
+    "store.retry_initial_ms": "the first delay before a request is repeated is 50 milliseconds",
+    "store.retry_max_ms": "the longest delay before a request is repeated is 2 seconds",
+    "store.connect_timeout_ms": "connecting to the object store fails after 5 seconds",
 }
 
 

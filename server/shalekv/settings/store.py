@@ -66,12 +66,6 @@ class StoreSettings(Settings):
     connections_max: int = Field(
         default=32, ge=1, le=1_000, description="Most connections to the object store."
     )
-    connect_timeout_ms: int = Field(
-        default=5_000,
-        ge=10,
-        le=600_000,
-        description="Timeout for connecting to the object store, milliseconds.",
-    )
     request_timeout_ms: int = Field(
         default=30_000,
         ge=10,
@@ -84,31 +78,6 @@ class StoreSettings(Settings):
         ge=5 * MIB,
         le=5 * GIB,
         description="Size above which SSTs of the levels are uploaded in parts, bytes.",
-    )
-    multipart_part_bytes: int = Field(
-        default=16 * MIB, ge=5 * MIB, le=1 * GIB, description="Size of a part, bytes."
-    )
-    multipart_uploads_max: int = Field(
-        default=4, ge=1, le=64, description="Parts of one SST that are uploaded at once."
-    )
-    multipart_abort_age_s: int = Field(
-        default=86_400,
-        ge=3_600,
-        le=31_536_000,
-        description="Age at which the collector aborts an unfinished upload in parts, seconds. A "
-        "killed process may leave one, and the store charges for its parts.",
-    )
-    retry_initial_ms: int = Field(
-        default=50,
-        ge=1,
-        le=60_000,
-        description="First delay before a request is repeated, milliseconds.",
-    )
-    retry_max_ms: int = Field(
-        default=2_000,
-        ge=1,
-        le=600_000,
-        description="Longest delay between repeated requests, milliseconds.",
     )
     read_attempts: int = Field(
         default=8,

@@ -34,7 +34,7 @@ from shalekv.store.api import (
 )
 from shalekv.store.counting import CallCounts, Count, Operation
 from shalekv.store.reachability import Reachability
-from shalekv.store.retry import Backoff, RefusalPolicy
+from shalekv.store.retry import RETRY_INITIAL_MS, RETRY_MAX_MS, Backoff, RefusalPolicy
 
 log = structlog.get_logger()
 
@@ -86,7 +86,7 @@ class CasStore:
         """`store` sends one request for each attempt."""
         self.runtime = runtime
         self.settings = settings
-        self.backoff = Backoff(settings.retry_initial_ms, settings.retry_max_ms)
+        self.backoff = Backoff(RETRY_INITIAL_MS, RETRY_MAX_MS)
         self.url = store.url
         self.cas_mode = store.cas_mode
         self.sent = store.sent

@@ -14,6 +14,11 @@ from shalekv.errors import InvalidSetting, StoreRefused
 from shalekv.runtime import Runtime
 from shalekv.store.api import RequestCounts
 
+# Requests of a database: the first wait is about as long as a request to an object store, and the
+# longest spares a store that throttles, and ends soon after an outage.
+RETRY_INITIAL_MS = 50
+RETRY_MAX_MS = 2_000
+CONNECT_TIMEOUT_MS = 5_000  # a few retransmissions of TCP: then another address may answer
 MAX_DOUBLINGS = 30  # keeps the number small when an outage lasts for days
 
 

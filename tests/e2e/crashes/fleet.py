@@ -20,6 +20,7 @@ from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.settings import StoreSettings
 from shalekv.store.local import LocalStore
 from shalekv.store.opening import open_store
+from tests.kit.constants import variables
 from tests.kit.processes.bucket_troubles import TroubledBucket
 from tests.kit.processes.child import Child, Line, event
 from tests.kit.processes.cluster import Cluster
@@ -35,9 +36,13 @@ LIFE_S = "2"  # of leases and of the snapshots of servers, the least that there 
 LOGS = ("--log-format", "json")
 STOPPED = "T"  # the state of a process that was stopped, as the kernel tells it
 # A request that is not answered is soon repeated.
-IMPATIENT = (
-    *("--request-timeout-ms", "1200", "--connect-timeout-ms", "1000"),
-    *("--retry-initial-ms", "20", "--retry-max-ms", "200"),
+IMPATIENT = ("--request-timeout-ms", "1200")
+QUICK = variables(
+    {
+        "shalekv.store.retry:CONNECT_TIMEOUT_MS": 1_000,
+        "shalekv.store.retry:RETRY_INITIAL_MS": 20,
+        "shalekv.store.retry:RETRY_MAX_MS": 200,
+    }
 )
 BETWEEN_FAULTS = 10  # requests to the store, on the average
 WAITING_FAULTS_MAX = 3
@@ -142,7 +147,8 @@ class Fleet:
             argv += ["--listen", listen]
         if role is Role.WRITER:
             argv += ["--max-parallel-writes", str(self.random.choice([1, 4]))]
-        keep, env = f"{self.kept}#{endpoint}" if role is Role.COLLECTOR else "", self.cluster.env
+        keep = f"{self.kept}#{endpoint}" if role is Role.COLLECTOR else ""
+        env = self.cluster.env | (QUICK if self.bucket is not None else {})
         if pin or keep:
             child = start_stalling(self.cluster.processes, pin, *argv, keep=keep, env=env)
         else:

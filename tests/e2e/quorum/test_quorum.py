@@ -15,6 +15,7 @@ import pytest
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import Client, Durability, OutcomeUnknown, Overloaded
 from tests.e2e.quorum.uplink import uplink
+from tests.kit.constants import variables
 from tests.kit.processes.bucket_troubles import troubled_bucket
 from tests.kit.processes.child import Child, event, fenced_end
 from tests.kit.processes.cluster import ALONE, LENIENT, Cluster
@@ -36,6 +37,7 @@ from tests.kit.processes.wal_contents import read_wal, state_of
 from tests.kit.seeds import random_of, run_seed
 from tests.servers.s3 import S3Server
 
+QUICK = variables({"shalekv.store.retry:RETRY_MAX_MS": 200})
 WRITES = 40  # in each part of a test
 CHAIN = ("--safekeeper-transport", "chain", "--commit-broadcast")
 # Longer than a busy machine holds anybody up: while a majority is there no write may fail.
@@ -218,9 +220,9 @@ async def test_commits_go_on_while_the_bucket_is_away(
     next writer has everything.
     """
     async with troubled_bucket(s3_server) as bucket, loads() as running:
-        cluster = Cluster(processes, tmp_path, count=3, bucket=bucket.url, env=bucket.env)
-        await cluster.start("--retry-max-ms", "200")
-        grace = ("--shutdown-grace-ms", "500", "--retry-max-ms", "200")
+        cluster = Cluster(processes, tmp_path, count=3, bucket=bucket.url, env=bucket.env | QUICK)
+        await cluster.start()
+        grace = ("--shutdown-grace-ms", "500")
         writer = await cluster.serve(*ALONE, *LENIENT, *grace)
         load = await running.begin(writer)
         await bucket.vanish()

@@ -24,6 +24,7 @@ from typing import Any
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import Client
+from tests.kit.constants import variables
 from tests.kit.processes.bucket_troubles import TroubledBucket
 from tests.kit.processes.child import Child, ChildFailed, epoch_of, event, fenced_end, is_epoch_won
 from tests.kit.processes.cluster import ALONE, COMPACT_ALL, Cluster
@@ -46,12 +47,12 @@ from tests.servers.proxy import ACCESS_DENIED, INTERNAL_ERROR, SLOW_DOWN
 DEADLINE_S = 250
 WAL_PUT, MANIFEST_PUT = "^PUT /[^?]*/wal/", "^PUT /[^?]*/manifest/"
 IMPATIENT_MS = 1_500  # a deadline that passes while the store is in trouble
+QUICK = variables({"shalekv.store.retry:RETRY_MAX_MS": 200})
 # Where there is a bucket, compactions, collections and repeated requests come within moments.
 IN_BUCKET = (
     *("--compactor-poll-ms", "100", "--compactor-idle-poll-ms", "200", "--sst-bytes", "65536"),
     *("--wal-trigger-age-ms", "200", "--collect-interval-ms", "200", "--collect-age-s", "1"),
     *("--wal-retention-s", "0", "--snapshot-ttl-s", "2", "--fence-poll-ms", "200"),
-    *("--retry-max-ms", "200"),
 )
 
 
@@ -62,7 +63,9 @@ class ScheduleRun:
         self, processes: Processes, folder: Path, bucket: TroubledBucket | None = None
     ) -> None:
         self.history = History(seed=1)
-        place: dict[str, Any] = {} if bucket is None else {"bucket": bucket.url, "env": bucket.env}
+        place: dict[str, Any] = (
+            {} if bucket is None else {"bucket": bucket.url, "env": bucket.env | QUICK}
+        )
         self.database = Cluster(processes, folder, **place)
         self._bucket = bucket
         self._random = Random(1)

@@ -25,6 +25,7 @@ from shalekv.settings import ArchivingSettings, StoreSettings
 from shalekv.store.api import Created, ObjectStore, RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
+from shalekv.store.retry import Backoff
 from shalekv.write.commit import WalContents
 from shalekv.write.quorum.wal import object_bytes
 from shalekv.write.wal import encode_wal
@@ -44,7 +45,7 @@ EAGER = ArchivingSettings(
 )
 # Never does what it was not asked for.
 PATIENT = EAGER.model_copy(update={"archive_unasked_ms": 3_600_000})
-IMPATIENT_STORE = StoreSettings(retry_initial_ms=1, retry_max_ms=5)
+QUICK_RETRIES = Backoff(1, 5)
 
 
 class ArchiverStatus:
@@ -231,7 +232,9 @@ async def put_manifest(store: ObjectStore, manifest: Manifest) -> None:
 def archiver_of(
     log: HeldLog, store: ObjectStore, runtime: Runtime, settings: ArchivingSettings = EAGER
 ) -> Archiver:
-    return Archiver(log, CasStore(store, runtime, IMPATIENT_STORE), settings)
+    cas = CasStore(store, runtime, StoreSettings())
+    cas.backoff = QUICK_RETRIES
+    return Archiver(log, cas, settings)
 
 
 @asynccontextmanager

@@ -163,7 +163,6 @@ def safekeeper_settings(folder: Path, **changes: Any) -> SafekeeperConfig:
             "server": {"listen": "127.0.0.1:0"},
             "safekeeper": {"data": f"{folder}/data", "segment_bytes": 1 << 16} | changes,
             "archiving": _QUIET,
-            "store": {"retry_initial_ms": 1, "retry_max_ms": 5},
         }
     )
 

@@ -14,6 +14,7 @@ from shalekv.errors import InvalidSetting
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
+from shalekv.store.retry import CONNECT_TIMEOUT_MS
 from shalekv.store.url import BucketUrl, Provider
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _azure(place: BucketUrl, settings: StoreSettings) -> AzureStore:
 def _client_options(settings: StoreSettings) -> ClientConfig:
     return {
         "allow_http": settings.endpoint_url.startswith("http://"),
-        "connect_timeout": timedelta(milliseconds=settings.connect_timeout_ms),
+        "connect_timeout": timedelta(milliseconds=CONNECT_TIMEOUT_MS),
         "pool_max_idle_per_host": str(settings.connections_max),
         "timeout": NEVER,
     }

@@ -43,6 +43,7 @@ from shalekv.store.aws_credentials import (
     keep_secrets_out_of_logs,
     renew_credentials,
 )
+from shalekv.store.retry import CONNECT_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from aiobotocore.credentials import AioCredentials
@@ -229,7 +230,6 @@ class ClientOptions:
     anonymous: bool
     aws_profile: str
     connections_max: int
-    connect_timeout_ms: int
     request_timeout_ms: int
 
     @classmethod
@@ -243,7 +243,6 @@ class ClientOptions:
             anonymous=settings.anonymous,
             aws_profile=settings.aws_profile,
             connections_max=settings.connections_max,
-            connect_timeout_ms=settings.connect_timeout_ms,
             request_timeout_ms=settings.request_timeout_ms,
         )
 
@@ -357,7 +356,7 @@ def _config(options: ClientOptions) -> AioConfig:
     elif is_tigris(options.endpoint_url):
         extra["s3"] = {"addressing_style": "virtual"}
     return AioConfig(
-        connect_timeout=options.connect_timeout_ms / 1000.0,
+        connect_timeout=CONNECT_TIMEOUT_MS / 1_000,
         read_timeout=options.request_timeout_ms / 1000.0,
         max_pool_connections=options.connections_max,
         # Retries are made above the store, where each attempt is signed and counted.

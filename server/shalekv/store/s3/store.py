@@ -15,7 +15,7 @@ import structlog
 
 from shalekv.format.names import LEVELS_FOLDER
 from shalekv.runtime import Runtime
-from shalekv.settings import StoreSettings
+from shalekv.settings import MIB, StoreSettings
 from shalekv.store.api import (
     NO_METADATA,
     Created,
@@ -45,6 +45,11 @@ from shalekv.store.url import BucketUrl
 DELETE_BATCH = 1_000  # the most that S3 accepts
 IF_ABSENT: Mapping[str, str] = MappingProxyType({"IfNoneMatch": "*"})
 ALWAYS: Mapping[str, str] = MappingProxyType({})
+# A failed part is sent again: 16 MiB take a second at 128 Mbit/s. Four parts at once fill a
+# connection to S3 of 1 Gbit/s; more take more memory.
+PART_BYTES = 16 * MIB
+PART_UPLOADS_MAX = 4
+ABORT_AGE_MS = 86_400_000  # a day: no upload of a live process takes so long
 UPLOAD_CHECK_INTERVAL_MS = 3_600_000
 NO_OBJECT = "clock"  # beside the folders of objects; requested only for the time in the reply
 
@@ -61,9 +66,8 @@ class S3Store(PlainStore):
         self.sent = RequestCounts()
         self._bucket = place.bucket
         self._root = f"{place.folder}/" if place.folder else ""
-        self._parts = Parts(settings.multipart_part_bytes, settings.multipart_uploads_max)
+        self._parts = Parts(PART_BYTES, PART_UPLOADS_MAX)
         self._multipart_bytes = settings.multipart_bytes
-        self._abort_age_ms = 1_000 * settings.multipart_abort_age_s
         self._clock = runtime.clock
         self._next_upload_check_ms = -math.inf
         shown = S3Place(place.bucket, options.endpoint_url or "Amazon S3", options.region)
@@ -166,7 +170,7 @@ class S3Store(PlainStore):
         if is_collected is nothing_is_collected or clock_ms < self._next_upload_check_ms:
             return Recovered()
         self._next_upload_check_ms = clock_ms + UPLOAD_CHECK_INTERVAL_MS
-        before_ms = await self.now_ms() - self._abort_age_ms
+        before_ms = await self.now_ms() - ABORT_AGE_MS
         prefix = self._root + LEVELS_FOLDER
         try:
             aborted = await abort_stale_uploads(

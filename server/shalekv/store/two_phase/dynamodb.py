@@ -51,6 +51,7 @@ from shalekv.store.aws_credentials import (
     not_configured,
     renew_credentials,
 )
+from shalekv.store.retry import CONNECT_TIMEOUT_MS
 from shalekv.store.two_phase.records import (
     Inserted,
     InsertOutcome,
@@ -205,7 +206,7 @@ class DynamoClient:
         self._credentials = await find_credentials(session)
         region = self._settings.region or session.get_config_variable("region")
         config = AioConfig(
-            connect_timeout=self._settings.connect_timeout_ms / 1_000,
+            connect_timeout=CONNECT_TIMEOUT_MS / 1_000,
             read_timeout=self._settings.request_timeout_ms / 1_000,
             max_pool_connections=self._settings.connections_max,
             retries={"total_max_attempts": 1},

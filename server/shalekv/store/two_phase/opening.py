@@ -98,7 +98,6 @@ def _sql(parts: SplitResult, port: int | None, settings: StoreSettings) -> Recor
         raise _missing(parts.scheme, extra) from error
     limits = Limits(
         connections_max=min(CONNECTIONS_MAX, settings.connections_max),
-        connect_timeout_ms=settings.connect_timeout_ms,
         request_timeout_ms=settings.request_timeout_ms,
     )
     if parts.scheme == "sqlite":

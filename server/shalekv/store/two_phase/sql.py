@@ -54,6 +54,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
 from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import RequestCounts, RequestKind
+from shalekv.store.retry import CONNECT_TIMEOUT_MS
 from shalekv.store.two_phase.records import (
     PAGE_RECORDS,
     Inserted,
@@ -176,7 +177,6 @@ class Limits:
     """Limits of the connections to a database."""
 
     connections_max: int
-    connect_timeout_ms: int
     request_timeout_ms: int
 
 
@@ -192,7 +192,7 @@ def open_engine(place: SqlPlace, limits: Limits) -> AsyncEngine:
         pool_timeout=limits.request_timeout_ms / 1_000,
         pool_pre_ping=True,
         pool_recycle=RECYCLE_S,
-        connect_args=_connect_args(place, limits),
+        connect_args=_connect_args(place),
     )
     if place.path is not None:
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
@@ -212,8 +212,8 @@ def _url(place: SqlPlace) -> URL:
     )
 
 
-def _connect_args(place: SqlPlace, limits: Limits) -> dict[str, Any]:
-    timeout_s = limits.connect_timeout_ms / 1_000
+def _connect_args(place: SqlPlace) -> dict[str, Any]:
+    timeout_s = CONNECT_TIMEOUT_MS / 1_000
     encryption = {"ssl": ssl.create_default_context()} if place.is_encrypted else {}
     match place.driver.partition("+")[0]:
         case "postgresql":

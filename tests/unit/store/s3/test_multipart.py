@@ -17,12 +17,19 @@ import pytest
 from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.store.api import Created, Exists, Recovered, RequestKind, Unknown
 from shalekv.store.s3 import uploads as multipart
+from tests.kit.constants import replace
 from tests.kit.s3.opening import FOLDER, MIB, opened
 from tests.kit.s3.scripted_server import Broken, Reply, Request, refused, scripted, stored
 
 DATA = Random(1).randbytes(21 * MIB)  # 5 parts
-SIZES = {"multipart_bytes": 5 * MIB, "multipart_part_bytes": 5 * MIB, "multipart_uploads_max": 2}
+SIZES = {"multipart_bytes": 5 * MIB}
 NAME = "levels/1.sst"
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "shalekv.store.s3.store"
+    replace(monkeypatch, {f"{module}:PART_BYTES": 5 * MIB, f"{module}:PART_UPLOADS_MAX": 2})
 
 
 @dataclass

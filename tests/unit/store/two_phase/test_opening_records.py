@@ -27,9 +27,7 @@ RECORD = CreateRecord(Destination("s3://bucket", "wal/1"), "wal/1.source")
 
 
 def opened(records_url: str) -> RecordStore:
-    settings = StoreSettings(
-        cas=CasChoice.TWO_PHASE, records_url=records_url, connect_timeout_ms=500
-    )
+    settings = StoreSettings(cas=CasChoice.TWO_PHASE, records_url=records_url)
     return open_records(inline_runtime(), settings)
 
 
