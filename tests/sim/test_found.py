@@ -52,15 +52,19 @@ class Found:
     kind: str  # of the failure then (`campaign.kind_of`)
 
 
-async def _keep_frames(self: Writes, _write: object, load: Any, begun: Any) -> Any:
+async def _keep_frames(self: Writes, write: Any, pending: Any) -> Any:
+    registered = pending or write.reply
+    claim = pending and pending.claim
     try:
-        commit = await load(begun.settle, begun.claim)
-        if begun.pending is not None:
-            begun.pending.commit = commit
+        commit = await self._engine.loads.write_batch(
+            write.work, registered.settle, size_bytes=write.size_bytes, claim=claim
+        )
+        if pending is not None:
+            pending.commit = commit
     except ShaleError as error:
-        begun.settle(error)
-    self._pending_replies.begin(begun.future)
-    return begun.future
+        registered.settle(error)
+    self._pending_replies.begin(write.reply.future)
+    return write.reply.future
 
 
 FOUND = (

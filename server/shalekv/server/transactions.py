@@ -260,6 +260,10 @@ class ReplyBuilder(Generic[ReplyT]):
             self.fill(reply, decision)
         return reply
 
+    def encode(self, decision: Decision | None, durability: DurabilityValue) -> bytes:
+        """Serialize the reply, without its header, for an idempotency record."""
+        return self.reply(decision, durability).SerializeToString()
+
 
 def _fill_write(reply: kv_pb2.WriteReply, decision: Decision) -> None:
     reply.counters.extend(result for result in decision.results if isinstance(result, int))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, TypeAlias
 
 from shalekv.clock import Clock
@@ -24,7 +25,7 @@ from shalekv.errors import (
     Stopping,
 )
 from shalekv.format.records import REQUEST_HASH_BYTES, ReplyKind, record_key
-from shalekv.protocol.transaction import Change, Decision, Needs
+from shalekv.protocol.transaction import Change, Needs, Transaction
 from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.server import requests
 from shalekv.server.requests import (
@@ -41,13 +42,12 @@ from shalekv.write.commit import (
     RECORD_BYTES,
     Claim,
     Commit,
-    OnSettled,
     Receipt,
     changes_bytes,
 )
 from shalekv.write.engine import WriterEngine
 from shalekv.write.idempotency import Pending, Remembered
-from shalekv.write.pending_replies import still_unknown
+from shalekv.write.pending_replies import PendingReplies, still_unknown
 
 WriteRequest: TypeAlias = (
     kv_pb2.PutRequest
@@ -85,31 +85,61 @@ async def archived_reply(
     return reply
 
 
-@dataclass(frozen=True, slots=True)
-class _Write(Generic[ReplyT]):
-    """One checked write, ready to be submitted."""
+class _PendingReply(Generic[ReplyT]):
+    """The reply of one call, which waits for its commit. It does not refer to the changes."""
 
-    builder: ReplyBuilder[ReplyT]
-    durability: DurabilityValue
+    __slots__ = ("_header", "_waiting", "builder", "call", "durability", "future", "is_confirmed")
+
+    def __init__(
+        self,
+        builder: ReplyBuilder[ReplyT],
+        durability: DurabilityValue,
+        call: Call,
+        waiting: PendingReplies,
+        header: MakeHeader,
+        *,
+        is_confirmed: bool = False,
+    ) -> None:
+        """`future` belongs to `call` alone, so cancelling it affects no other call.
+
+        `is_confirmed`: ownership is confirmed before replying that nothing was written.
+        """
+        self.builder: ReplyBuilder[ReplyT] = builder
+        self.durability = durability
+        self.call = call
+        self.is_confirmed = is_confirmed
+        self.future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
+        self._waiting = waiting
+        self._header = header
+
+    def settle(self, outcome: Receipt | ShaleError) -> None:
+        """Complete the reply with the outcome of the commit, unless the caller has gone."""
+        if not self._waiting.end(self.future):
+            return
+        if isinstance(outcome, Receipt):
+            reply = self.builder.reply(outcome.decision, self.durability)
+            reply.header.CopyFrom(self._header(outcome.seq, outcome.wal_id))
+            self.future.set_result(reply)
+        else:
+            fail(self.future, outcome)
+
+
+@dataclass(slots=True)
+class _Write(Generic[ReplyT]):
+    """A checked write that may have to wait before it is submitted."""
+
+    work: Sequence[Change] | Transaction
+    reply: _PendingReply[ReplyT]
     size_bytes: int
-    submit: Callable[[OnSettled, Claim | None, ReadSet], Commit]
     needs: Needs
-    is_confirmed: bool  # confirm ownership before replying that nothing was written
-    # Writes the changes to SST files, in place of `submit`; None: they go through the memtable.
-    load: Callable[[OnSettled, Claim | None], Awaitable[Commit]] | None
     key: bytes  # idempotency key; empty: none
     request_hash: bytes
-    call: Call
+    is_load: bool = False  # the changes are written to SST files, not to the memtable
 
-
-@dataclass(frozen=True, slots=True)
-class _Begun(Generic[ReplyT]):
-    """A registered write: `settle` completes `future`, which belongs to its call alone."""
-
-    future: asyncio.Future[ReplyT]
-    settle: OnSettled
-    claim: Claim | None = None
-    pending: Pending | None = None
+    @property
+    def admitted_bytes(self) -> int:
+        """The size of the write with its idempotency record, if it has one."""
+        return self.size_bytes + (RECORD_BYTES if self.key else 0)
 
 
 class _UnpinnedReadSet:
@@ -159,33 +189,38 @@ class Writes:
         A batch of more than `direct_ingest_bytes` is written to SST files of its own, and does not
         go through the memtable. Later writes of the same session do not overtake this one.
         """
-        engine = self._engine
+        engine, key = self._engine, request.header.idempotency_key
         size_bytes = changes_bytes(changes)
-
-        def submit(settle: OnSettled, claim: Claim | None, _read_set: ReadSet) -> Commit:
-            return engine.log.submit(changes, settle, claim=claim)
-
-        def load(settle: OnSettled, claim: Claim | None) -> Awaitable[Commit]:
-            return engine.loads.write_batch(changes, settle, size_bytes=size_bytes, claim=claim)
-
-        durability = requests.durability(request.durability, self._durable)
         is_load = size_bytes > engine.direct_ingest_bytes
+        durability = requests.durability(request.durability, self._durable)
         if is_load and durability == MEMORY:
             durability = self._durable  # a load is not in memory before it is durable
-        key = request.header.idempotency_key
-        write = _Write(
-            builder,
-            durability,
-            size_bytes + (RECORD_BYTES if key else 0),
-            submit,
-            Needs(record_key=record_key(key)) if key else _NO_NEEDS,
-            is_confirmed=False,
-            load=load if is_load else None,
-            key=key,
-            request_hash=_request_hash(request, builder.kind) if key else b"",
-            call=call,
-        )
-        return self._answer(write)
+        reply = _PendingReply(builder, durability, call, self._pending_replies, self._header)
+        request_hash, needs, admitted_bytes = b"", _NO_NEEDS, size_bytes
+        if key:
+            request_hash = _request_hash(request, builder.kind)
+            needs = Needs(record_key=record_key(key))
+            admitted_bytes += RECORD_BYTES
+        is_free = not (is_load or call.write_order or self._queue)
+        if is_free and key:
+            is_new = engine.idempotency.find(key, request_hash) is None
+            is_free = is_new and engine.prefetch.known(needs) is not None
+        if is_free:
+            engine.log.check_available()
+            is_free = engine.admission.try_admit(admitted_bytes)
+        if not is_free:
+            write = _Write(changes, reply, size_bytes, needs, key, request_hash, is_load)
+            return self._answer(write)
+        pending = self._begin(reply, key, request_hash) if key else None
+        try:
+            if pending is None:
+                commit = engine.log.submit(changes, reply.settle)
+            else:
+                commit = engine.log.submit(changes, pending.settle, claim=pending.claim)
+        except ShaleError:
+            self._abandon(pending)
+            raise
+        return self._reply_of(reply, commit, pending)
 
     def transact(
         self,
@@ -198,37 +233,26 @@ class Writes:
 
         Later writes of the same session do not overtake it.
         """
-        log = self._engine.log
         durability = requests.durability(request.durability, self._durable)
         is_confirmed = False
         if sized.transaction.depends_on_state or builder.kind is ReplyKind.TXN:
             is_confirmed = requests.condition_level(request.header) == LINEARIZABLE
             # The reply shows a durable state, so it has to wait until that state is durable.
             durability = self._durable if durability == MEMORY else durability
-        key = request.header.idempotency_key
-
-        def submit(settle: OnSettled, claim: Claim | None, read_set: ReadSet) -> Commit:
-            return log.transact(
-                sized.transaction,
-                settle,
-                size_bytes=sized.size_bytes,
-                read_set=read_set,
-                claim=claim,
-            )
-
-        write = _Write(
+        reply = _PendingReply(
             builder,
             durability,
-            sized.size_bytes + (RECORD_BYTES if key else 0),
-            submit,
-            sized.transaction.needs(record_key(key) if key else b""),
+            call,
+            self._pending_replies,
+            self._header,
             is_confirmed=is_confirmed,
-            load=None,
-            key=key,
-            request_hash=_request_hash(request, builder.kind) if key else b"",
-            call=call,
         )
-        return self._answer(write)
+        key = request.header.idempotency_key
+        needs = sized.transaction.needs(record_key(key) if key else b"")
+        request_hash = _request_hash(request, builder.kind) if key else b""
+        return self._answer(
+            _Write(sized.transaction, reply, sized.size_bytes, needs, key, request_hash)
+        )
 
     def _answer(self, write: _Write[ReplyT]) -> Answer[ReplyT]:
         """Submit at once if the read set is known and admission is free; else wait for them.
@@ -236,16 +260,16 @@ class Writes:
         A repeat gets the reply of the first request. A write whose read set has to be fetched may
         be overtaken by other writes, but not by those behind it in the `write_order` of its call.
         """
-        engine, write_order = self._engine, write.call.write_order
+        engine, write_order = self._engine, write.reply.call.write_order
         if write.key:
             known = engine.idempotency.find(write.key, write.request_hash)
             if known is not None:
-                return self._repeat(write, known)
+                return self._repeat(write.reply, known)
         engine.log.check_available()
         read_set = engine.prefetch.known(write.needs)
-        if read_set is None or write_order or write.load is not None:
+        if read_set is None or write_order or write.is_load:
             return self._submit_in_order(write, write_order)
-        if not self._queue and engine.admission.try_admit(write.size_bytes):
+        if not self._queue and engine.admission.try_admit(write.admitted_bytes):
             return self._submit(write, read_set)
         return self._submit_when_admitted(write, _UnpinnedReadSet(read_set))
 
@@ -255,18 +279,18 @@ class Writes:
             await turn
             answer = await self._admit_and_submit(write, unpinned)
         try:
-            return answer if isinstance(answer, write.builder.message) else await answer
+            return answer if isinstance(answer, write.reply.builder.message) else await answer
         finally:
-            del answer  # its error would hold this frame
+            del answer, write  # the error would hold this frame, which would hold the error
 
     async def _submit_when_admitted(
         self, write: _Write[ReplyT], unpinned: _UnpinnedReadSet
     ) -> ReplyT:
         answer = await self._admit_and_submit(write, unpinned)
         try:
-            return answer if isinstance(answer, write.builder.message) else await answer
+            return answer if isinstance(answer, write.reply.builder.message) else await answer
         finally:
-            del answer  # its error would hold this frame
+            del answer, write  # the error would hold this frame, which would hold the error
 
     async def _admit_and_submit(
         self, write: _Write[ReplyT], unpinned: _UnpinnedReadSet
@@ -284,115 +308,123 @@ class Writes:
                     known = idempotency.find(write.key, write.request_hash, read_set.record)
             except (ShaleError, asyncio.CancelledError):
                 read_set = EMPTY_READ_SET  # the error refers to this frame, which must pin nothing
-                self._engine.admission.release(write.size_bytes)
+                self._engine.admission.release(write.admitted_bytes)
                 raise
             if known is not None:
-                self._engine.admission.release(write.size_bytes)
-                return self._repeat(write, known)
-            if write.load is None:
+                self._engine.admission.release(write.admitted_bytes)
+                return self._repeat(write.reply, known)
+            if not write.is_load:
                 return self._submit(write, read_set)
-            begun = self._begin(write)
-        return await self._submit_load(write, write.load, begun)
+            pending = self._begin(write.reply, write.key, write.request_hash) if write.key else None
+        return await self._submit_load(write, pending)
 
     def _fetch_read_set(self, write: _Write[ReplyT]) -> Awaitable[ReadSet]:
         """Read what a write needs from the levels, before anything of it is applied."""
         fetch = self._engine.prefetch.fetch(write.needs)
-        return requests.answer_in_time(fetch, write.call, self._clock, self._store)
+        return requests.answer_in_time(fetch, write.reply.call, self._clock, self._store)
 
     async def _admitted(self, write: _Write[ReplyT], turn: Waiter) -> None:
         """Wait for admission, in FIFO order."""
         admission = self._engine.admission
         await admission.wait(
-            write.size_bytes, is_kept=write.load is None, within_ms=self._left_ms(write)
+            write.admitted_bytes, is_kept=not write.is_load, within_ms=self._left_ms(write.reply)
         )
         try:
             await turn
         except asyncio.CancelledError:
-            admission.release(write.size_bytes)
+            admission.release(write.admitted_bytes)
             raise
 
     def _submit(self, write: _Write[ReplyT], read_set: ReadSet) -> Answer[ReplyT]:
-        """Give an admitted write its place in the log.
-
-        Its future belongs to this call alone, so cancelling it affects no other call.
-        """
-        begun = self._begin(write)
+        """Give an admitted write its place in the log."""
+        log, reply = self._engine.log, write.reply
+        pending = self._begin(reply, write.key, write.request_hash) if write.key else None
+        settle, claim = reply.settle, None
+        if pending is not None:
+            settle, claim = pending.settle, pending.claim
         try:
-            commit = write.submit(begun.settle, begun.claim, read_set)
+            if isinstance(write.work, Transaction):
+                commit = log.transact(
+                    write.work, settle, size_bytes=write.size_bytes, read_set=read_set, claim=claim
+                )
+            else:
+                commit = log.submit(write.work, settle, claim=claim)
         except ShaleError:
-            if begun.claim is not None:
-                self._engine.idempotency.abandon(begun.claim)
+            self._abandon(pending)
             raise
-        if begun.pending is not None:
-            begun.pending.commit = commit
-        return self._reply_of(write, commit, begun.future)
+        return self._reply_of(reply, commit, pending)
 
-    def _begin(self, write: _Write[ReplyT]) -> _Begun[ReplyT]:
+    def _begin(self, reply: _PendingReply[ReplyT], key: bytes, request_hash: bytes) -> Pending:
         """Register an admitted write, so that copies of its request wait for this one."""
-        future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
-        settle = self._settle(write, future)
-        if not write.key:
-            return _Begun(future, settle)
-        claim = self._claim(write)
-        pending = self._engine.idempotency.begin(claim, settle)
-        return _Begun(future, pending.settle, claim, pending)
+        idempotency, builder = self._engine.idempotency, reply.builder
+        encode = partial(builder.encode, durability=reply.durability)
+        claim = Claim(key, request_hash, idempotency.expiry_ms(), builder.kind, encode)
+        return idempotency.begin(claim, reply.settle)
 
-    async def _submit_load(
-        self,
-        write: _Write[ReplyT],
-        load: Callable[[OnSettled, Claim | None], Awaitable[Commit]],
-        begun: _Begun[ReplyT],
-    ) -> Answer[ReplyT]:
+    def _abandon(self, pending: Pending | None) -> None:
+        """Unregister a write that could not be submitted."""
+        if pending is not None:
+            self._engine.idempotency.abandon(pending.claim)
+
+    async def _submit_load(self, write: _Write[ReplyT], pending: Pending | None) -> Answer[ReplyT]:
         """Write the files of an admitted batch, and then submit the record that commits them."""
+        assert not isinstance(write.work, Transaction)
+        reply, claim = write.reply, None if pending is None else pending.claim
+        settle = reply.settle if pending is None else pending.settle
         try:
-            commit = await load(begun.settle, begun.claim)
+            commit = await self._engine.loads.write_batch(
+                write.work, settle, size_bytes=write.size_bytes, claim=claim
+            )
         except ShaleError as error:  # nothing was applied: copies of the request fail as well
-            begun.settle(error.with_traceback(None))  # its frames refer to the waiting futures
+            settle(error.with_traceback(None))  # its frames refer to the waiting futures
         except asyncio.CancelledError:
-            begun.settle(Stopping("the call with this batch has ended: nothing was applied"))
+            settle(Stopping("the call with this batch has ended: nothing was applied"))
             raise
         else:
-            if begun.pending is not None:
-                begun.pending.commit = commit
-        self._pending_replies.begin(begun.future, within_ms=self._left_ms(write))
-        return self._when_durable(write, begun.future)
+            if pending is not None:
+                pending.commit = commit
+        self._pending_replies.begin(reply.future, within_ms=self._left_ms(reply))
+        return self._when_durable(reply, reply.future)
 
-    def _repeat(self, write: _Write[ReplyT], known: Pending | Remembered) -> Answer[ReplyT]:
+    def _repeat(self, reply: _PendingReply[ReplyT], known: Pending | Remembered) -> Answer[ReplyT]:
         """Answer a request whose idempotency key is known, as the first one was answered."""
         if isinstance(known, Remembered):
-            reply = write.builder.message.FromString(known.record.reply)
-            reply.header.CopyFrom(self._header(known.seq, known.record.wal_id))
-            return (
-                reply if write.durability != ARCHIVED else self._when_durable(write, _ready(reply))
-            )
+            message = reply.builder.message.FromString(known.record.reply)
+            message.header.CopyFrom(self._header(known.seq, known.record.wal_id))
+            is_ready = reply.durability != ARCHIVED
+            return message if is_ready else self._when_durable(reply, _ready(message))
         self._check_available()
-        future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
-        known.waiting.append(self._settle(write, future))
+        known.waiting.append(reply.settle)
         if known.commit is None:
-            self._pending_replies.begin(future, within_ms=self._left_ms(write))
-            return future
-        return self._reply_of(write, known.commit, future)
+            self._pending_replies.begin(reply.future, within_ms=self._left_ms(reply))
+            return reply.future
+        return self._reply_of(reply, known.commit)
 
     def _reply_of(
-        self, write: _Write[ReplyT], commit: Commit, future: asyncio.Future[ReplyT]
+        self, reply: _PendingReply[ReplyT], commit: Commit, pending: Pending | None = None
     ) -> Answer[ReplyT]:
-        if write.durability == MEMORY:
-            reply = write.builder.reply(commit.decision, MEMORY)
+        """Answer a write that was submitted as `commit`, and is registered as `pending`."""
+        if pending is not None:
+            pending.commit = commit
+        if reply.durability == MEMORY:
+            message = reply.builder.reply(commit.decision, MEMORY)
             seq = commit.seq if commit.writes else self._engine.watermark.landed_seq
-            reply.header.CopyFrom(self._header(seq, None))
-            return reply
-        self._pending_replies.begin(future, within_ms=self._left_ms(write))
-        answer = self._confirmed(future, commit) if write.is_confirmed else future
-        return self._when_durable(write, answer)
+            message.header.CopyFrom(self._header(seq, None))
+            return message
+        self._pending_replies.begin(reply.future, within_ms=self._left_ms(reply))
+        answer = self._confirmed(reply.future, commit) if reply.is_confirmed else reply.future
+        return self._when_durable(reply, answer)
 
-    def _when_durable(self, write: _Write[ReplyT], answer: Awaitable[ReplyT]) -> Awaitable[ReplyT]:
+    def _when_durable(
+        self, reply: _PendingReply[ReplyT], answer: Awaitable[ReplyT]
+    ) -> Awaitable[ReplyT]:
         """Delay an answer until the write is as durable as it was asked to be."""
-        if write.durability == ARCHIVED:
+        if reply.durability == ARCHIVED:
             return archived_reply(self._engine.archive, answer)
         return answer
 
-    def _left_ms(self, write: _Write[ReplyT]) -> float | None:
-        return write.call.answer_within_ms(self._clock.monotonic_ms())
+    def _left_ms(self, reply: _PendingReply[ReplyT]) -> float | None:
+        return reply.call.answer_within_ms(self._clock.monotonic_ms())
 
     def _check_available(self) -> None:
         """Fail a retry at once with `OutcomeUnknown` while the log is unavailable."""
@@ -422,34 +454,6 @@ class Writes:
             raise refusal
         finally:
             del refusal
-
-    def _settle(self, write: _Write[ReplyT], future: asyncio.Future[ReplyT]) -> OnSettled:
-        # `settle` must not refer to `write`: each repeat would keep a copy of the changes alive.
-        builder, durability = write.builder, write.durability
-
-        def settle(outcome: Receipt | ShaleError) -> None:
-            if not self._pending_replies.end(future):  # the caller has gone: nothing to complete
-                return
-            if isinstance(outcome, Receipt):
-                reply = builder.reply(outcome.decision, durability)
-                reply.header.CopyFrom(self._header(outcome.seq, outcome.wal_id))
-                future.set_result(reply)
-            else:
-                fail(future, outcome)
-
-        return settle
-
-    def _claim(self, write: _Write[ReplyT]) -> Claim:
-        def reply(decision: Decision | None) -> bytes:
-            return write.builder.reply(decision, write.durability).SerializeToString()
-
-        return Claim(
-            write.key,
-            write.request_hash,
-            self._engine.idempotency.expiry_ms(),
-            write.builder.kind,
-            reply,
-        )
 
 
 async def _ready(reply: ReplyT) -> ReplyT:

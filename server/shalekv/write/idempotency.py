@@ -30,7 +30,7 @@ _UUID_AGE_MS_MAX = 366 * 86_400_000
 class Pending:
     """A request in flight, and the callbacks of all calls that wait for it."""
 
-    request_hash: bytes
+    claim: Claim
     commit: Commit | None = None
     waiting: list[OnSettled] = field(default_factory=list)
 
@@ -77,7 +77,7 @@ class Idempotency:
         """
         pending = self._pending.get(key)
         if pending is not None:
-            self._check_same(pending.request_hash, request_hash)
+            self._check_same(pending.claim.request_hash, request_hash)
             return pending
         entry = self._records.get(key) or record
         if entry is None or entry.kind is not Kind.PUT or self._is_forgotten(entry):
@@ -100,7 +100,7 @@ class Idempotency:
             if isinstance(outcome, Receipt) and outcome.record is not None:
                 self._remember(claim.key, outcome.record)
 
-        pending = Pending(claim.request_hash, waiting=[remember, settle])
+        pending = Pending(claim, waiting=[remember, settle])
         self._pending[claim.key] = pending
         return pending
 

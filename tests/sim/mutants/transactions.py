@@ -84,7 +84,7 @@ def _begin_unseen(self: Idempotency, claim: Claim, settle: OnSettled) -> Pending
         if isinstance(outcome, Receipt) and outcome.record is not None:
             self.land([outcome.record])
 
-    return Pending(claim.request_hash, waiting=[remember, settle])
+    return Pending(claim, waiting=[remember, settle])
 
 
 def _new_when_expired(
