@@ -78,8 +78,9 @@ class SingleFlight:
 
     def __init__(self) -> None:
         """Begin without a poll."""
-        self._waiting: set[Waiter] = set()  # callers of the next poll
-        self._in_flight: set[Waiter] = set()  # callers of the poll that runs
+        # In the order of arrival, as all that decides the order of tasks.
+        self._waiting: dict[Waiter, None] = {}  # callers of the next poll
+        self._in_flight: dict[Waiter, None] = {}  # callers of the poll that runs
         self._is_closed = False
         self._error: ShaleError | None = None
         self.asked = asyncio.Event()  # set by each call of `next`
@@ -96,23 +97,23 @@ class SingleFlight:
         if self._is_closed:
             return
         waiter = new_waiter()
-        self._waiting.add(waiter)
+        self._waiting[waiter] = None
         self.asked.set()
         try:
             await waiter
         finally:
-            self._waiting.discard(waiter)
+            self._waiting.pop(waiter, None)
             del waiter  # its error would hold this frame
 
     def begin(self) -> None:
         """Begin a poll: it serves all callers that wait now."""
-        self._in_flight, self._waiting = self._waiting, set()
+        self._in_flight, self._waiting = self._waiting, {}
 
     def answer(self, error: ShaleError | None = None) -> None:
         """End the poll, and the calls that it serves, with `error` if given."""
         for waiter in self._in_flight:
             complete(waiter, error)
-        self._in_flight = set()
+        self._in_flight = {}
 
     def end(self, error: ShaleError | None = None) -> None:
         """Stop polling: end all present and later calls, with `error` if given.

@@ -25,7 +25,7 @@ class PendingReplies:
         # Future -> the tick of its deadline, if it has one. Nearly all calls are answered long
         # before, so the calls of one tick share a timer.
         self._waiting: dict[asyncio.Future[Any], int | None] = {}
-        self._due: dict[int, set[asyncio.Future[Any]]] = {}
+        self._due: dict[int, dict[asyncio.Future[Any], None]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -42,15 +42,15 @@ class PendingReplies:
         self._waiting[future] = tick
         due = self._due.get(tick)
         if due is None:
-            due = self._due[tick] = set()
+            due = self._due[tick] = {}
             loop.call_at(tick * TICK_MS / 1_000, self._expire, tick)
-        due.add(future)
+        due[future] = None
 
     def end(self, future: asyncio.Future[Any]) -> bool:
         """Stop waiting for `future`. Returns whether the call still waits for its reply."""
         tick = self._waiting.pop(future, None)
         if tick is not None and tick in self._due:
-            self._due[tick].discard(future)
+            self._due[tick].pop(future, None)
         return not future.done()
 
     def fail_all(self) -> None:
