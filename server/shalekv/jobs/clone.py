@@ -45,7 +45,7 @@ from shalekv.protocol.compaction.publish import (
     written,
 )
 from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id, with_lease
-from shalekv.protocol.manifest import NO_NONCE, Lease, Manifest, Snapshot, WalMode
+from shalekv.protocol.manifest import NO_NONCE, Lease, Manifest, Snapshot
 from shalekv.protocol.origins import (
     FIRST_SLOT,
     Parent,
@@ -321,7 +321,7 @@ class CloneJob:
         await check_pins(self._cas, manifest)
         log.info("cloned", url=self._cas.url, parent=self._parent.url)
         cloned = _cloned(manifest, merged.own_ids, merged.wal_objects)
-        return replace(cloned, is_of_archive=shared.wal_mode is WalMode.QUORUM)
+        return replace(cloned, is_of_archive=not shared.is_log_in_store)
 
     async def _replace(self, lost: Manifest, made: Manifest, began_ms: int) -> Manifest:
         """Replace `lost` with `made`, whose SSTs were written after `began_ms`."""

@@ -130,6 +130,14 @@ class Manifest:
     origins: tuple[Origin, ...] = ()
 
     @property
+    def is_log_in_store(self) -> bool:
+        """Whether the WAL objects are the whole log.
+
+        With safekeepers they are its archive, which may lack the newest records.
+        """
+        return self.wal_mode is WalMode.OBJECT_STORE
+
+    @property
     def first_uncompacted_wal_id(self) -> int:
         """The slot at which replay begins: the one after c, or 0 if nothing is compacted."""
         return 0 if self.wal_id_last_compacted is None else self.wal_id_last_compacted + 1

@@ -65,7 +65,12 @@ class Configuration:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Configuration:
-        """Read the configuration of a database with a quorum WAL. Raises `ValueError`."""
+        """Read the configuration; without members if the WAL is in the object store.
+
+        Raises `ValueError`.
+        """
+        if manifest.wal_mode is WalMode.OBJECT_STORE:
+            return cls(manifest.wal_generation, ())
         return cls(
             manifest.wal_generation,
             tuple(map(Member.parse, manifest.wal_members)),
@@ -152,7 +157,7 @@ def begin_change(manifest: Manifest, members: Iterable[Member]) -> Manifest:
     present = Configuration.of(manifest)
     new = tuple(members)
     check_members(new)
-    if manifest.wal_mode is not WalMode.QUORUM:
+    if not present.members:
         raise InvalidRequest("members", "this database has no safekeepers")
     if present.next == new:
         return manifest

@@ -29,7 +29,6 @@ from shalekv.errors import CorruptObject, ObjectNotFound, ShaleError, StoreError
 from shalekv.format import names
 from shalekv.format.columns import Section
 from shalekv.format.sst import Sst, open_sst
-from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.quorum_records import Record
 from shalekv.protocol.tail import AppliedPosition, News
 from shalekv.read.memtable import Memtable
@@ -122,7 +121,7 @@ class Follower:
     def may_leave_gaps(self) -> bool:
         """Whether the writer may have several objects in flight, or is not known yet."""
         manifest = self._stored.current
-        if manifest.wal_mode is WalMode.QUORUM:
+        if not manifest.is_log_in_store:
             return False  # objects are archived in their order
         width = max(manifest.max_parallel_writes, manifest.fence_width)
         return width > 1 or self._applier.epoch > manifest.writer_epoch
@@ -160,7 +159,7 @@ class Follower:
             await self._stored.refresh()  # a new writer may have switched the WAL mode
         if self._is_behind_levels:
             return
-        if self._stored.current.wal_mode is WalMode.OBJECT_STORE:
+        if self._stored.current.is_log_in_store:
             self.mark_fresh(asked_ms)
             return
         if self._applier.written_ms:

@@ -23,7 +23,6 @@ import structlog
 
 from shalekv.clock import Clock
 from shalekv.errors import CorruptObject, IllegalState, NotAMember, RecordTrimmed, ShaleError
-from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Configuration, Member
 from shalekv.protocol.quorum_records import LogEnd, Record
 from shalekv.protocol.tail import (
@@ -128,11 +127,10 @@ class TailReader:
     @property
     def configuration(self) -> Configuration | None:
         """The members, by the manifest that was read last; None: there is nothing to tail."""
-        manifest = self._stored.current
-        is_on = self._settings.tail is TailChoice.AUTO
-        if not is_on or manifest.wal_mode is not WalMode.QUORUM:
+        if self._settings.tail is not TailChoice.AUTO:
             return None
-        return Configuration.of(manifest)
+        configuration = Configuration.of(self._stored.current)
+        return configuration if configuration.members else None
 
     async def run(self) -> None:
         """Tail until cancelled. Raises `IllegalState` when the log was replaced by another one."""

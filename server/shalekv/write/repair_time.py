@@ -13,7 +13,7 @@ import structlog
 
 from shalekv.protocol.compaction.publish import claim_compactor_epoch
 from shalekv.protocol.fencing import WriterId, check_owner
-from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.snapshot import has_snapshot, remove_snapshots
 from shalekv.settings import CLOCK_JUMP_MAX_S, WriterSettings
 from shalekv.store.cas import CasStore
@@ -51,8 +51,8 @@ async def read_time(store: CasStore, jump_max_s: int) -> TimeFound:
     """
     current = await StoredManifest(store).refresh()
     time = await first_time(store, current, jump_max_s)
-    is_whole = current.wal_mode is WalMode.OBJECT_STORE
-    return TimeFound(await last_time_ms(store, current), time.store_now_ms, is_whole)
+    last_ms = await last_time_ms(store, current)
+    return TimeFound(last_ms, time.store_now_ms, is_whole=current.is_log_in_store)
 
 
 def reset_time(manifest: Manifest, own: WriterId, *, now_ms: int, last_wal_id: int) -> Manifest:

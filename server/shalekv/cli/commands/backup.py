@@ -49,7 +49,6 @@ from shalekv.jobs.backup.copy import (
 )
 from shalekv.jobs.backup.create import BackupCreation
 from shalekv.jobs.backup.repository import Deleted, Deletion, Repository
-from shalekv.protocol.manifest import WalMode
 from shalekv.settings import LogFormat, LogLevel, StoreSettings
 from shalekv.settings.model import GIB, MIB
 from shalekv.store.api import ObjectStore
@@ -287,7 +286,7 @@ def create(
         creation = BackupCreation(source, repository, limits=limits, ttl_ms=ttl_ms)
         with copy_progress("backup", creation.progress):
             made = await creation.run()
-        if made.manifest.wal_mode is WalMode.QUORUM:
+        if not made.manifest.is_log_in_store:
             click.echo(_OF_ARCHIVE, err=True)
         return {**record_of_backup(made), **record_of_copying(creation.progress)}
 

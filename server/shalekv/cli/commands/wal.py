@@ -25,7 +25,6 @@ from shalekv.format.footer import Footer, needed_tail, read_footer
 from shalekv.format.names import MAX_ID, WAL_FOLDER, parse_wal_name, wal_name
 from shalekv.format.sst import open_sst
 from shalekv.protocol.entry import Entry
-from shalekv.protocol.manifest import WalMode
 from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
@@ -178,7 +177,7 @@ def _objects(first_id: int) -> Callable[[CasStore], Awaitable[tuple[list[WalObje
 async def _is_archive(store: CasStore) -> bool:
     """Whether the log is in safekeepers, and the objects are only its archive."""
     try:
-        return (await StoredManifest(store).refresh()).wal_mode is WalMode.QUORUM
+        return not (await StoredManifest(store).refresh()).is_log_in_store
     except CorruptObject:  # reported by `shalekv manifest`
         return False
 

@@ -23,7 +23,7 @@ from shalekv.jobs.backup.plan import needed_slots, needed_ssts
 from shalekv.jobs.backup.repository import Repository
 from shalekv.protocol.fencing import WalListing
 from shalekv.protocol.loads import drop_unrecorded
-from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import Origins
 from shalekv.read.replay import loads_of, read_slot
@@ -182,7 +182,7 @@ class LogCopier:
         if max(sizes, default=-1) <= folder.first_gap:
             return False
         current = await StoredManifest(self._source).refresh()
-        if current.wal_mode is WalMode.QUORUM:
+        if not current.is_log_in_store:
             return False  # a safekeeper archives several objects at once, and may die meanwhile
         if any(folder.first_gap in left_out for left_out in current.wal_ids_left_out):
             return False  # the log goes on after these ids

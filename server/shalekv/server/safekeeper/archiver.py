@@ -28,7 +28,6 @@ from shalekv.errors import (
     StoreBroken,
 )
 from shalekv.format.names import wal_name
-from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import (
     Configuration,
     LogObject,
@@ -190,8 +189,7 @@ class Archiver:
             return
         self._was_found = True
         manifest = self._archive.manifest
-        is_quorum = manifest.wal_mode is WalMode.QUORUM
-        named = Configuration.of(manifest).everyone if is_quorum else ()
+        named = Configuration.of(manifest).everyone
         self._is_named = any(member.id == self._member_id for member in named)
         self._poll_due_ms = now_ms + self._settings.archive_list_interval_ms
         if self._is_named:  # else soon again: the manifest may be about to name it

@@ -33,7 +33,6 @@ from shalekv.errors import (
     InvalidRequest,
     StoreBroken,
 )
-from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Configuration, close_generation
 from shalekv.server.safekeeper.member import LocalMember
 from shalekv.store.api import ObjectStore
@@ -111,8 +110,6 @@ class HostedMember:
             # A writer creates the manifest with its epoch before members promise it: so this is an
             # older state of the database, such as a restored backup.
             return MembershipStatus.UNKNOWN
-        if manifest.wal_mode is not WalMode.QUORUM:
-            return MembershipStatus.UNNAMED
         named = {each.id for each in Configuration.of(manifest).everyone}
         return MembershipStatus.NAMED if member_id in named else MembershipStatus.UNNAMED
 
