@@ -62,7 +62,7 @@ class Stopwatch:
         print(f"{what:40}{count / seconds:12,.0f} /s {seconds / count * 1e6:9.2f} us each")
 
 
-class Turns:
+class LoopTurns:
     """How long others wait for their turn of the event loop."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ async def test_rows() -> None:
     objects, keys = MemoryObjects(), random_keys(ENTRIES)
     batches = batches_of(keys)
     async with writing(objects) as writer:
-        turns, watch = Turns(), Stopwatch()
+        turns, watch = LoopTurns(), Stopwatch()
         await write(writer, batches)
         watch.tell("rows in durable batches of 1,000", ENTRIES)
         turns.tell("  turns of the loop")
@@ -193,7 +193,7 @@ def get(writer: Writer, keys: list[bytes]) -> None:
 async def scan(writer: Writer) -> None:
     """Scans of everything in both directions, and of 100 rows from random keys."""
     for reverse in (False, True):
-        turns, watch = Turns(), Stopwatch()
+        turns, watch = LoopTurns(), Stopwatch()
         rows = await rows_of(writer, kv_pb2.ScanRequest(reverse=reverse))
         watch.tell("rows of a scan backwards" if reverse else "rows of a scan", rows)
         turns.tell("  turns of the loop")
@@ -216,13 +216,13 @@ async def test_longest_turn_of_the_largest_batch() -> None:
     keys = random_keys(10_000)
     changes = [kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=VALUE)) for key in keys]
     async with writing(MemoryObjects()) as writer:
-        turns = Turns()
+        turns = LoopTurns()
         for _ in range(sized(20, 2)):
             answer = writer.kv.write(kv_pb2.WriteRequest(changes=changes), CALL)
             assert isinstance(answer, asyncio.Future)
             await answer
         turns.tell("turns, batches of 10,000")
-        turns = Turns()
+        turns = LoopTurns()
         for _ in range(sized(20, 2)):
             writer.kv.batch_get(kv_pb2.BatchGetRequest(keys=keys), CALL)
             await asyncio.sleep(0)

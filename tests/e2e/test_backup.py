@@ -28,7 +28,7 @@ DEADLINE_S = 200
 Pairs = list[tuple[bytes, bytes]]
 
 
-class Household:
+class BackedUpDatabase:
     """A database in a folder, backups of it in a bucket, and what is restored of them."""
 
     def __init__(self, processes: Processes, folder: Path, s3: S3Server) -> None:
@@ -77,8 +77,8 @@ async def test_backups_are_made_while_everything_runs(
     processes: Processes, s3_server: S3Server, tmp_path: Path
 ) -> None:
     """Each shows a prefix of the writes, with all that was acknowledged before; all are sound."""
-    home = Household(processes, tmp_path, s3_server)
-    server = await home.database.serve(*BUSY)
+    it = BackedUpDatabase(processes, tmp_path, s3_server)
+    server = await it.database.serve(*BUSY)
     made: list[tuple[str, int, int]] = []
     written = 0
     async with asyncio.timeout(DEADLINE_S):
@@ -98,19 +98,19 @@ async def test_backups_are_made_while_everything_runs(
                     for _ in range(100):
                         await writes.acquire()
                     acknowledged = written
-                    reported = await home.back_up()
+                    reported = await it.back_up()
                     made.append((reported["backup_id"], acknowledged, written + 1))
 
             tasks.create_task(write())
             tasks.create_task(back_up())
-        listed = await home.there("list", "--format", "json")
+        listed = await it.there("list", "--format", "json")
         rows = [json.loads(line) for line in listed.stdout().splitlines()]
         # By time, and the store may tell that in seconds: then what follows the time decides.
         assert [row["backup_id"] for row in rows] == sorted(each[0] for each in made)
-        assert "sound" in (await home.there("verify")).stderr()
+        assert "sound" in (await it.there("verify")).stderr()
         backup_id, at_least, at_most = made[1]
         url = f"file://{tmp_path}/restored"
-        await home.restore(url, "--backup", backup_id)
+        await it.restore(url, "--backup", backup_id)
         pairs = await scan(processes, url)
         assert at_least <= len(pairs) <= at_most
         assert pairs == sorted((key(n), value(n)) for n in range(len(pairs)))
@@ -118,18 +118,18 @@ async def test_backups_are_made_while_everything_runs(
             found = [(each.key, each.value) async for each in client.scan()]
         assert found == sorted((key(n), value(n)) for n in range(written))
     assert await server.stop() == ExitCode.OK
-    await home.run("fsck", "--deep", "--url", home.url)
+    await it.run("fsck", "--deep", "--url", it.url)
 
 
 async def test_a_backup_that_stood_still_too_long_is_none(
     processes: Processes, s3_server: S3Server, tmp_path: Path
 ) -> None:
     """Its snapshot has expired, and what it needed is collected: it is told, and nothing made."""
-    home = Household(processes, tmp_path, s3_server)
-    database = home.database
+    it = BackedUpDatabase(processes, tmp_path, s3_server)
+    database = it.database
     async with asyncio.timeout(DEADLINE_S):
-        await home.fill()
-        argv, pin = (*home.creating(), "--snapshot-ttl", "5s"), "before create backup_wal/ 1"
+        await it.fill()
+        argv, pin = (*it.creating(), "--snapshot-ttl", "5s"), "before create backup_wal/ 1"
         backup = start_stalling(processes, pin, *argv, env=database.env)
         await stalled(backup)
         server = await database.serve(*ALONE)
@@ -142,9 +142,9 @@ async def test_a_backup_that_stood_still_too_long_is_none(
         backup.resume()
         assert await backup.exited() in {ExitCode.DAMAGED, ExitCode.USAGE}, backup.report()
         assert "Traceback" not in backup.stderr()
-        assert (await home.there("list")).stdout() == ""
-        await home.back_up()
-        assert "sound" in (await home.there("verify")).stderr()
+        assert (await it.there("list")).stdout() == ""
+        await it.back_up()
+        assert "sound" in (await it.there("verify")).stderr()
         await database.check()
 
 

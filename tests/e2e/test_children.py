@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.constants import variables
 from tests.kit.processes.child import Line
-from tests.kit.processes.children import is_start_of, started
+from tests.kit.processes.child_processes import is_start_of, started
 from tests.kit.processes.processes import Processes
 
 ROLES = ("compactor", "collector")

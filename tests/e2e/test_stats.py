@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shalekv_client import Client, Stats
 from tests.kit.constants import variables
-from tests.kit.processes.children import Watched, started
+from tests.kit.processes.child_processes import Watched, started
 from tests.kit.processes.processes import Processes
 
 ROLES = ("writer", "compactor", "collector")

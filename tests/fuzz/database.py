@@ -41,7 +41,7 @@ from shalekv.store.api import ObjectInfo, ObjectStore, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.engine.backups import Place, back_up
-from tests.kit.in_process_cluster import CALL, Household, running
+from tests.kit.in_process_cluster import CALL, InProcessCluster, running
 from tests.kit.inline_runtime import gathered
 from tests.kit.processes.in_process import real_runtime
 
@@ -83,10 +83,10 @@ class Made:
 
 
 @asynccontextmanager
-async def roles_at(place: Place, seed: int) -> AsyncIterator[Household]:
+async def roles_at(place: Place, seed: int) -> AsyncIterator[InProcessCluster]:
     """The roles of the database there, which draw from this seed."""
     with real_runtime(seed=seed, threads=1) as runtime:
-        roles = Household(place.store, runtime, tick_ms=0)
+        roles = InProcessCluster(place.store, runtime, tick_ms=0)
         yield roles
         await roles.close()
 
@@ -161,7 +161,7 @@ async def snapshot(writer: Writer, name: str) -> bytes:
     return found
 
 
-async def compact(roles: Household, codec: LevelCodec, *, l0_trigger_count: int = 1) -> None:
+async def compact(roles: InProcessCluster, codec: LevelCodec, *, l0_trigger_count: int = 1) -> None:
     """Merge what there is into SSTs with this codec."""
     levels = LevelSettings(sst_bytes=64 * KIB, block_bytes=KIB, codec=codec, filter_bits=10)
     settings = CompactorConfig(

@@ -37,7 +37,7 @@ EAGER = CompactorSettings(
 
 
 @dataclass(slots=True)
-class Household:
+class InProcessCluster:
     """Opens the roles of the database that `open_store` leads to."""
 
     open_store: Callable[[], ObjectStore]

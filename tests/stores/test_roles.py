@@ -12,7 +12,7 @@ from shalekv.errors import Fenced, ManifestVersionExists, OutcomeUnknown
 from shalekv.server.writer import Writer
 from tests.contract import conftest as contract
 from tests.contract.opening import OpenStore, names_in
-from tests.kit.in_process_cluster import Household, everything, running, write_all
+from tests.kit.in_process_cluster import InProcessCluster, everything, running, write_all
 from tests.kit.processes.in_process import put_at, real_runtime
 
 OPENERS = 4
@@ -28,15 +28,15 @@ one_of_each = pytest.mark.parametrize("kind", ["file", "s3", "sqlite", on_minio]
 
 
 @pytest.fixture
-async def it(kind: str, open_store: OpenStore) -> AsyncIterator[Household]:
+async def it(kind: str, open_store: OpenStore) -> AsyncIterator[InProcessCluster]:
     """What opens the roles of this database, which is there."""
     with real_runtime() as runtime:
-        household = Household(open_store, runtime, 10 if kind == "file" else HTTP_TICK_MS)
+        roles = InProcessCluster(open_store, runtime, 10 if kind == "file" else HTTP_TICK_MS)
         try:
-            await household.create()
-            yield household
+            await roles.create()
+            yield roles
         finally:
-            await household.close()
+            await roles.close()
 
 
 def wal_names(*wal_ids: int) -> list[str]:
@@ -44,7 +44,7 @@ def wal_names(*wal_ids: int) -> list[str]:
 
 
 @one_of_each
-async def test_an_older_writer_loses_its_slot(it: Household) -> None:
+async def test_an_older_writer_loses_its_slot(it: InProcessCluster) -> None:
     """Writers fill slot after slot; a new one's fence takes one, and the old one is refused."""
     old = await it.open_writer()
     async with running(old) as ended:
@@ -64,7 +64,7 @@ async def test_an_older_writer_loses_its_slot(it: Household) -> None:
 
 
 @one_of_each
-async def test_a_writer_is_fenced_with_many_uploads_in_flight(it: Household) -> None:
+async def test_a_writer_is_fenced_with_many_uploads_in_flight(it: InProcessCluster) -> None:
     """With three uploads in flight, what was acknowledged is what the newer writer finds."""
     old = await it.open_writer(max_parallel_writes=3)
     acknowledged: set[bytes] = set()
@@ -87,7 +87,7 @@ async def test_a_writer_is_fenced_with_many_uploads_in_flight(it: Household) -> 
 
 
 @one_of_each
-async def test_of_openers_at_once_one_is_left(it: Household) -> None:
+async def test_of_openers_at_once_one_is_left(it: InProcessCluster) -> None:
     """Of writers that open at the same time, the last one serves, and the others cannot."""
     outcomes = await asyncio.gather(
         *(it.open_writer(open_once=True) for _ in range(OPENERS)), return_exceptions=True
@@ -110,7 +110,7 @@ async def test_of_openers_at_once_one_is_left(it: Household) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "s3", "google", "sqlite", on_minio])
-async def test_a_stalled_writer_stays_fenced_after_collection(it: Household) -> None:
+async def test_a_stalled_writer_stays_fenced_after_collection(it: InProcessCluster) -> None:
     """Rule F1: what the collector deletes makes no room for a write that nobody would read."""
     stalled = await it.open_writer()
     async with it.writing() as new:
@@ -128,7 +128,7 @@ async def test_a_stalled_writer_stays_fenced_after_collection(it: Household) -> 
 
 
 @one_of_each
-async def test_what_was_acknowledged_survives_a_crash(it: Household) -> None:
+async def test_what_was_acknowledged_survives_a_crash(it: InProcessCluster) -> None:
     """Each writer ends in the middle of it all, and the next one has every acknowledged put."""
     expected: dict[bytes, bytes] = {}
     for life in range(3):
@@ -145,7 +145,7 @@ async def test_what_was_acknowledged_survives_a_crash(it: Household) -> None:
 
 
 @one_of_each
-async def test_compaction_and_collection_change_no_answer(it: Household) -> None:
+async def test_compaction_and_collection_change_no_answer(it: InProcessCluster) -> None:
     """While levels are built and garbage goes, every scan gives what was written last."""
     random = Random(7)
     expected: dict[bytes, bytes] = {}

@@ -23,7 +23,7 @@ from shalekv.store.api import ObjectStore, StoredObject
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from tests.kit.in_process_cluster import Household, everything, write_all
+from tests.kit.in_process_cluster import InProcessCluster, everything, write_all
 from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.processes.in_process import real_runtime, wall_clock_ms
 
@@ -84,9 +84,9 @@ class Place:
 
 
 @asynccontextmanager
-async def household(place: Place) -> AsyncIterator[Household]:
+async def in_process_cluster(place: Place) -> AsyncIterator[InProcessCluster]:
     with real_runtime(seed=next(SEEDS)) as runtime:
-        roles = Household(place.store, runtime, tick_ms=0)
+        roles = InProcessCluster(place.store, runtime, tick_ms=0)
         yield roles
         await roles.close()
 
@@ -105,7 +105,7 @@ async def database() -> tuple[Place, Pairs]:
 async def new_database() -> tuple[Place, Pairs]:
     """A database with SSTs on several levels and a WAL, and what a scan of it shows."""
     place = Place()
-    async with household(place) as roles:
+    async with in_process_cluster(place) as roles:
         await roles.create()
         for round_ in range(3):
             async with roles.writing() as writer:
@@ -119,14 +119,14 @@ async def new_database() -> tuple[Place, Pairs]:
 
 
 async def write(place: Place, **pairs: str) -> None:
-    async with household(place) as roles, roles.writing() as writer:
+    async with in_process_cluster(place) as roles, roles.writing() as writer:
         for key, value in pairs.items():
             await write_all(writer, {key.encode(): value.encode()})
 
 
 async def scanned(place: Place) -> Pairs:
     """Return what a scan of a copy of the database shows; the place itself is not changed."""
-    async with household(place.copy()) as roles, roles.writing() as writer:
+    async with in_process_cluster(place.copy()) as roles, roles.writing() as writer:
         return await everything(writer)
 
 

@@ -137,10 +137,10 @@ async def opened(
     store = HeldStore(database.objects)
     store.is_holding = False
     faulty = FaultyStore(store, before=before)
-    opened_log = await database.open(faulty, k=writer.max_parallel_writes)
+    recovered = await database.open(faulty, k=writer.max_parallel_writes)
     random = database.runtime().random
     views = OpenViews(limits, LoopClock(), random)
-    engine = WriterEngine(opened_log, writer, LoopClock(), limits=limits, shed_views=views.shed)
+    engine = WriterEngine(recovered, writer, LoopClock(), limits=limits, shed_views=views.shed)
     return Serving(store, faulty, engine, views, writer, limits, random)
 
 

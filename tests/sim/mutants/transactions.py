@@ -53,7 +53,7 @@ def _refused_at_once(self: GroupCommit) -> None:
 
 
 def _durable_state_only(
-    self: WriterEngine, _overlay: PendingWrites, read_set: ReadSet
+    self: WriterEngine, _pending: PendingWrites, read_set: ReadSet
 ) -> NewestState:
     return _real_newest_state(self, PendingWrites(self.memtable), read_set)
 

@@ -248,7 +248,7 @@ class QuorumCluster(Cluster):
         down = [*self.machines.values()][self.member_count - 1]
         down.kill()
         founder = self.sim.node(name)
-        founding = self.sim.loop.create_task(founder.run(self._creation(founder)))
+        creation = self.sim.loop.create_task(founder.run(self._creation(founder)))
         first = next(iter(self.machines.values()))
         if dies:
             before = len(first.members)
@@ -256,7 +256,7 @@ class QuorumCluster(Cluster):
                 await self.sim.sleep_ms(1.0)
             founder.crash()
         with suppress(QuorumUnavailable, NodeCrashed):
-            await founding
+            await creation
             raise Violation("a database was created although a safekeeper is down")
         await self._all_started()
 

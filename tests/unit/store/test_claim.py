@@ -98,14 +98,14 @@ async def test_a_claim_does_not_give_up_and_can_be_cancelled() -> None:
     """A claim outlasts any outage; its owner can cancel it, and the store stays usable."""
     store, long_enough = ScriptedStore(), asyncio.Event()
 
-    class Patience(InlineClock):
+    class LongWait(InlineClock):
         async def sleep_ms(self, duration_ms: float) -> None:
             await super().sleep_ms(duration_ms)
             if len(self.waits_ms) == 2_000:
                 long_enough.set()
                 await asyncio.Event().wait()
 
-    runtime = inline_runtime(clock=Patience())
+    runtime = inline_runtime(clock=LongWait())
     store.creates = [Fate.REFUSED] * 3_000
     async with asyncio.TaskGroup() as tasks:
         claiming = tasks.create_task(claim(store, NAME, OURS, runtime=runtime))

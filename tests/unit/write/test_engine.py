@@ -114,14 +114,14 @@ async def test_uploads_get_their_grace_after_a_take_over(is_answered: bool) -> N
     await check_no_tasks()
 
 
-@pytest.mark.parametrize("patience", range(1, 12))
+@pytest.mark.parametrize("turns", range(1, 12))
 @virtual_time(10)
-async def test_cancelled_engine_leaves_nothing_behind(patience: int) -> None:
+async def test_cancelled_engine_leaves_nothing_behind(turns: int) -> None:
     """Cancelling the engine at any time settles everything and leaves no task."""
     running = await Running.opened(max_parallel_writes=2)
     writes = [running.write(b"%d" % number) for number in range(3)]
     confirming = asyncio.create_task(running.engine.ownership.confirm())
-    for _ in range(patience):
+    for _ in range(turns):
         await asyncio.sleep(0)
     running.task.cancel()
     await asyncio.wait([running.task])

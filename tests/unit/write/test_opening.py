@@ -196,10 +196,10 @@ async def test_wal_stays_protected_however_long_it_is_replayed(sim: Simulation) 
 
 async def test_cancelled_opening_leaves_nothing_behind() -> None:
     """An opening that is cancelled anywhere ends at once, and the next one succeeds."""
-    for patience in range(40):
+    for turns in range(40):
         database = await Database.created()
         opening = asyncio.create_task(database.open())
-        for _ in range(patience):
+        for _ in range(turns):
             await asyncio.sleep(0)
         opening.cancel()
         await asyncio.wait([opening])

@@ -25,7 +25,7 @@ from tests.kit.engine.backups import (
     back_up,
     creation,
     database,
-    household,
+    in_process_cluster,
     restore,
     scanned,
     verify,
@@ -94,7 +94,7 @@ async def test_backup_shows_its_moment_though_the_source_moves_on(*, is_compacte
 
         async def move_on() -> None:
             await write(source, moved="on")
-            async with household(source) as roles:
+            async with in_process_cluster(source) as roles:
                 if is_compacted:
                     await roles.compact()
                 await roles.collect()

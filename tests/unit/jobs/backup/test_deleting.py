@@ -23,7 +23,7 @@ from tests.kit.engine.backups import (
     creation,
     database,
     deletion,
-    household,
+    in_process_cluster,
     restore,
     scanned,
     verify,
@@ -53,7 +53,7 @@ async def two_backups() -> tuple[Place, Place]:
     repository = Place()
     await back_up(source, repository)
     await write(source, more="1")
-    async with household(source) as roles:
+    async with in_process_cluster(source) as roles:
         await roles.compact()
     await back_up(source, repository)
     return source, repository

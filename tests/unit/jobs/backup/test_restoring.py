@@ -25,7 +25,7 @@ from tests.kit.engine.backups import (
     Place,
     back_up,
     database,
-    household,
+    in_process_cluster,
     new_database,
     restore,
     scanned,
@@ -55,13 +55,13 @@ async def test_restored_database_is_like_any_other() -> None:
     await back_up(source, repository)
     for target in (PlaceInThePast(), Place()):
         assert (await restore(repository, target)).gc_cutoff_ms == 0
-        async with household(target) as roles:
+        async with in_process_cluster(target) as roles:
             await roles.collect()
         await target.check()
         assert await scanned(target) == pairs
     for number in range(2):
         await write(target, **{f"added-{number}": "here"})
-        async with household(target) as roles:
+        async with in_process_cluster(target) as roles:
             await roles.compact()
             await roles.collect()
         await target.check()
@@ -116,7 +116,7 @@ async def test_what_had_expired_is_not_restored() -> None:
     """
     source, pairs = await database()
     made_ms = wall_clock_ms()
-    async with household(source) as roles, roles.writing() as writer:
+    async with in_process_cluster(source) as roles, roles.writing() as writer:
         dead = kv_pb2.PutChange(key=b"dead", value=b"dead", ttl_ms=HOUR_MS // 2)
         request = kv_pb2.WriteRequest(changes=[kv_pb2.Change(put=dead)])
         answer = writer.kv.write(request, CALL)
