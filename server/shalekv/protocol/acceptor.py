@@ -357,7 +357,7 @@ def _append(state: AcceptorState, stream: int, message: Append, *, has_space: bo
 
 def _refusal(state: AcceptorState, ballot: Ballot) -> Refusal | None:
     """Return a refusal if a higher ballot, or another of the same epoch, was promised (CE14)."""
-    if ballot.epoch > state.promise.epoch or ballot == state.promise:
+    if not ballot.is_superseded_by(state.promise):
         return None
     if ballot.epoch < state.promise.epoch:
         problem = f"epoch {state.promise.epoch} was promised since"

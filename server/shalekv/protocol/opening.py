@@ -265,7 +265,7 @@ class FinishOpening:
     """Edit the manifest by `finish_opening`. Answered by `ManifestRead`."""
 
     first_seq: int
-    last_wal_id: int
+    last_wal_id: int | None
 
 
 OpeningEvent = (

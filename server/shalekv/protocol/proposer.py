@@ -9,7 +9,7 @@ record of the own epoch (`Leader`). `Grouping` assigns each record to an object 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -79,6 +79,14 @@ class Candidacy:
     def donor_log(self) -> LogShape:
         """The log of the highest rank: it holds every record that was ever acknowledged."""
         return self._log(self.donor_id)
+
+    @property
+    def holders(self) -> Sequence[Member]:
+        """The voters with the log of the highest rank, the donor first. REQUIRES: `is_won`."""
+        last, members = self.donor_log.last, {each.id: each for each in self.configuration.everyone}
+        holders = [each for each in self.votes if self._log(each).last == last]
+        holders.sort(key=lambda member_id: member_id != self.donor_id)
+        return [members[member_id] for member_id in holders]
 
     @property
     def committed_lsn(self) -> int:

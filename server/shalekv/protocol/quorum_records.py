@@ -41,6 +41,10 @@ class Ballot(NamedTuple):
     epoch: int
     nonce: bytes
 
+    def is_superseded_by(self, promise: Ballot) -> bool:
+        """Whether a member with this promise refuses the ballot (CE14)."""
+        return promise.epoch >= self.epoch and promise != self
+
 
 NO_BALLOT = Ballot(0, NO_NONCE)  # the promise of a member that has promised nothing yet
 

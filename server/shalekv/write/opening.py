@@ -249,6 +249,7 @@ class _Opener:
         self._opening, (finish,) = step(self._opening, LogReplayed(replayed.last_seq))
         assert isinstance(finish, FinishOpening)
         last = finish.last_wal_id
+        assert last is not None
         policy = flush_policy(
             self._settings,
             max_parallel_writes=self._settings.max_parallel_writes,

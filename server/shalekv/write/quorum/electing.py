@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 import structlog
@@ -26,33 +26,32 @@ from shalekv.errors import (
     ShaleError,
 )
 from shalekv.protocol.fencing import WriterId, fenced
-from shalekv.protocol.membership import Configuration, Member, archive_tip, is_archived
-from shalekv.protocol.proposer import Candidacy, next_object
+from shalekv.protocol.membership import Configuration, Member
+from shalekv.protocol.quorum_opening import (
+    FetchFailed,
+    FetchTail,
+    TailFetched,
+    TailMismatch,
+    TailReader,
+)
 from shalekv.protocol.quorum_records import (
     Ballot,
     Greet,
     Greeting,
-    LogEnd,
     LogHealth,
-    LogShape,
     Record,
     Refusal,
     Vote,
     VoteRequest,
 )
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import FencedManifest
 from shalekv.write.quorum.archive import Archive
 from shalekv.write.quorum.links import Link, LinkBroken
 from shalekv.write.quorum.peer import BACKOFF, QuorumContext, unexpected, without_address
-from shalekv.write.wal import list_wal
 
 log = structlog.get_logger()
 
 AnswerT = TypeVar("AnswerT")
-# An archiver that finds a contradiction has uploaded no more objects behind it than it uploads in
-# parallel, `archive_parallel_uploads`. So if these objects agree with the log, all before them do.
-COMPARED_MAX = 64
 COMPARED_AT_ONCE = 8
 
 
@@ -88,8 +87,8 @@ async def greet_one(context: QuorumContext, member: Member) -> Greeting:
 
 async def gather_votes(
     context: QuorumContext, configuration: Configuration, ballot: Ballot
-) -> Candidacy:
-    """Gather the votes of a majority.
+) -> Mapping[bytes, Vote]:
+    """Gather the votes of a majority, by the id of the member.
 
     Raises as `greet`, and `Fenced` when a member has promised itself to another writer.
     """
@@ -102,17 +101,13 @@ async def gather_votes(
             return reply
         if isinstance(reply, Refusal):
             promise = reply.promise
-            if promise.epoch >= ballot.epoch and promise != ballot:
+            if ballot.is_superseded_by(promise):
                 seen_at = f"the promise of the safekeeper at {member.address}"
                 raise fenced(own, promise.epoch, seen_at)
             raise _NoAnswer(reply.problem)
         raise _NoAnswer(unexpected(reply))
 
-    asking = _MajorityPoll(context, configuration, ask, "voted")
-    candidacy = Candidacy(ballot, configuration)
-    for member_id, vote in (await asking.run()).items():
-        candidacy = candidacy.voted(member_id, vote)
-    return candidacy
+    return await _MajorityPoll(context, configuration, ask, "voted").run()
 
 
 class _MajorityPoll(Generic[AnswerT]):
@@ -240,145 +235,73 @@ async def _greeting(member: Member, link: Link) -> Greeting:
     return reply
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedTail:
-    """The end of the elected log."""
-
-    archive_tip: int | None  # the last object that is in the archive with all before it
-    base: LogEnd  # the last record that is archived
-    records: Sequence[Record]  # the records that follow it
-
-    @property
-    def last(self) -> LogEnd:
-        """The last record of the log."""
-        return self.records[-1].mark if self.records else self.base
-
-    @property
-    def first_wal_id(self) -> int:
-        """The first object behind the archive."""
-        return 0 if self.archive_tip is None else self.archive_tip + 1
-
-
-class _NotTheSame(Exception):
-    """A member does not have the elected log. The text says why."""
-
-
 # Errors of one member, which another member, or the same one later, need not have.
-_NOT_THERE = (LinkBroken, NotAMember, RecordTrimmed, LogDamaged, CorruptObject, _NotTheSame)
+_NOT_THERE = (LinkBroken, NotAMember, RecordTrimmed, LogDamaged, CorruptObject, TailMismatch)
 
 
-async def fetch_unarchived(
-    store: CasStore, manifest: FencedManifest, context: QuorumContext, candidacy: Candidacy
-) -> FetchedTail:
-    """Fetch the records of objects that are not in the archive, from a voter with the elected log.
+class TailFetcher:
+    """Fetches the records that are not in the archive, from one voter after the other."""
 
-    The archived part of the elected log is compared with the archive. Raises `LogBehindArchive`,
-    `IllegalState` when the archive holds another object, `QuorumUnavailable` after
-    `vote_timeout_ms`, and as the manifest.
-    """
-    last = candidacy.donor_log.last
-    members = {member.id: member for member in candidacy.configuration.everyone}
-    same = [member_id for member_id, vote in candidacy.votes.items() if vote.log.last == last]
-    same.sort(key=lambda member_id: member_id != candidacy.donor_id)
-    clock, random = store.runtime.clock, store.runtime.random
-    problems: dict[str, str] = {}
-    attempt = 0
-    try:
-        async with asyncio.timeout(context.settings.vote_timeout_ms / 1_000):
-            while True:
-                member = members[same[attempt % len(same)]]
-                tip = await _archive_tip(store, manifest)
-                next_object(
-                    last, archive_tip=tip, last_compacted=manifest.current.wal_id_last_compacted
-                )
-                try:
-                    fetched, ends = await _fetch(context, member, last, tip)
-                    await _compare(store, manifest, ends)
-                    return fetched
-                except _NOT_THERE as error:
-                    log.warning("could not fetch", address=member.address, problem=str(error))
-                    problems[member.address] = str(error)
-                attempt += 1
-                await clock.sleep_ms(BACKOFF.wait_ms(attempt, random))
-    except TimeoutError:
-        problem_list = "; ".join(f"{address} ({problem})" for address, problem in problems.items())
-        raise QuorumUnavailable(
-            f"the end of the log could not be fetched within {context.settings.vote_timeout_ms} ms "
-            f"from the safekeepers that have it: {problem_list or 'no answer'}. Try again later"
-        ) from None
+    def __init__(self, store: CasStore, context: QuorumContext) -> None:
+        """Start without an attempt."""
+        self._context = context
+        database_id = context.place.database_id
+        self._archive = Archive(store, database_id, upload_timeout_ms=math.inf)  # reads only
+        self._problems: dict[str, str] = {}  # by address
+        self._failures = 0
 
+    async def fetch(self, wanted: FetchTail) -> TailFetched | FetchFailed:
+        """Try to fetch from this voter; after a failure, wait before returning.
 
-async def _archive_tip(store: CasStore, manifest: FencedManifest) -> int | None:
-    """The last object of the archive: c is read after the list (see `archive_tip`)."""
-    folder = await list_wal(store, manifest.current.first_uncompacted_wal_id)
-    return archive_tip(folder.filled, (await manifest.refresh()).wal_id_last_compacted)
-
-
-async def _compare(store: CasStore, manifest: FencedManifest, ends: Mapping[int, Record]) -> None:
-    """Compare archived objects with the last records that they hold (CE17)."""
-    database_id = manifest.current.database_id
-    archive = Archive(store, database_id, upload_timeout_ms=math.inf)  # nothing is uploaded
-    left = [*ends.items()]
-
-    async def work() -> None:
-        while left:
-            wal_id, record = left.pop()
-            await archive.check(wal_id, [record])
-
-    await in_parallel(work, min(len(left), COMPARED_AT_ONCE))
-
-
-async def _fetch(
-    context: QuorumContext, member: Member, last: LogEnd, tip: int | None
-) -> tuple[FetchedTail, Mapping[int, Record]]:
-    """Fetch from one member what is not archived, and the last records of the last archived
-    objects.
-
-    The member may have trimmed its log since it has voted.
-    """
-    log_now = (await greet_one(context, member)).log
-    if log_now.last != last:
-        raise _NotTheSame(f"its log ends with record {log_now.last.lsn}, not {last.lsn}")
-    trimmed_wal_id = log_now.base.wal_id
-    if trimmed_wal_id is not None and not is_archived(trimmed_wal_id, tip):
-        # It was archived since the list, and what lies between could not be replayed.
-        raise _NotTheSame(
-            f"it has let go of WAL objects up to {trimmed_wal_id}, which the archive did not have "
-            "when it was listed just before"
-        )
-    base = _known_archived(log_now, tip)
-    records: list[Record] = []
-    before = base
-    ends: dict[int, Record] = {}  # by object, those with a payload
-    if base.lsn == last.lsn:
-        return FetchedTail(tip, base, ()), ends
-    async for record in _records(context, member, base.lsn + 1):
-        if not record.follows(before):
-            raise _NotTheSame(f"record {record.lsn} does not follow record {before.lsn}")
-        before = record.mark
-        if is_archived(record.wal_id, tip):
-            base = before
-            if record.payload:
-                ends[record.wal_id] = record
-            if len(ends) > COMPARED_MAX:
-                del ends[min(ends)]
+        Raises `IllegalState` when the archive holds another object than the log.
+        """
+        member = wanted.member
+        try:
+            log_now = (await greet_one(self._context, member)).log
+            reader = TailReader(wanted.last, wanted.archive_tip, log_now)
+            if reader.next_lsn is not None:
+                async for record in self._records(member, reader.next_lsn):
+                    reader.add(record)
+            tail = reader.end()
+            await self._compare(reader.archived_ends)
+        except _NOT_THERE as error:
+            log.warning("could not fetch", address=member.address, problem=str(error))
+            self._problems[member.address] = str(error)
         else:
-            records.append(record)
-    if before != last:
-        raise _NotTheSame(f"its records end with {before.lsn}, not {last.lsn}")
-    return FetchedTail(tip, base, records), ends
+            return TailFetched(tail)
+        self._failures += 1
+        runtime = self._context.runtime
+        await runtime.clock.sleep_ms(BACKOFF.wait_ms(self._failures, runtime.random))
+        return FetchFailed()
 
+    @asynccontextmanager
+    async def deadline(self) -> AsyncIterator[None]:
+        """Limit all attempts to `vote_timeout_ms`. Raises `QuorumUnavailable`."""
+        timeout_ms = self._context.settings.vote_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                yield
+        except TimeoutError:
+            problems = "; ".join(f"{at} ({problem})" for at, problem in self._problems.items())
+            raise QuorumUnavailable(
+                f"the end of the log could not be fetched within {timeout_ms} ms "
+                f"from the safekeepers that have it: {problems or 'no answer'}. Try again later"
+            ) from None
 
-def _known_archived(log_now: LogShape, tip: int | None) -> LogEnd:
-    """The last record before those that are compared, as far as known without their bytes."""
-    before = -1 if tip is None else tip - COMPARED_MAX
-    marks = [section.last for section in log_now.sections]
-    archived = [m for m in marks if m.wal_id is not None and is_archived(m.wal_id, before)]
-    return archived[-1] if archived else log_now.base
+    async def _records(self, member: Member, first_lsn: int) -> AsyncIterator[Record]:
+        links, database_id = self._context.links, self._context.place.database_id
+        pieces = links.fetch(member.address, database_id, member.id, first_lsn)
+        async for piece in pieces:
+            for record in piece:
+                yield record
 
+    async def _compare(self, ends: Mapping[int, Record]) -> None:
+        """Compare archived objects with the last records that they hold (CE17)."""
+        left = [*ends.items()]
 
-async def _records(context: QuorumContext, member: Member, first_lsn: int) -> AsyncIterator[Record]:
-    pieces = context.links.fetch(member.address, context.place.database_id, member.id, first_lsn)
-    async for piece in pieces:
-        for record in piece:
-            yield record
+        async def work() -> None:
+            while left:
+                wal_id, record = left.pop()
+                await self._archive.check(wal_id, [record])
+
+        await in_parallel(work, min(len(left), COMPARED_AT_ONCE))

@@ -322,7 +322,7 @@ class Ledger:
     def refused(self, refusal: Refusal, by: str) -> bool:
         """Fail the log if the refusing member is promised to another writer; returns whether so."""
         promise = refusal.promise
-        if promise.epoch < self.ballot.epoch or promise == self.ballot:
+        if not self.ballot.is_superseded_by(promise):
             return False
         self.fail(fenced(self.own, promise.epoch, f"the promise of the safekeeper at {by}"))
         return True

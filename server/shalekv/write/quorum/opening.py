@@ -1,15 +1,7 @@
-"""Opening a database whose log is in safekeepers (server/docs/safekeepers.md, "Opening").
+"""Opening a database whose log is in safekeepers: executor of `protocol.quorum_opening`.
 
-    greet      ask a majority for what it has promised; this changes no member
-    claim      claim an epoch above all that were seen, by compare-and-swap in the manifest
-    vote       a majority promises to follow no older writer
-    close      put a fence of this epoch at the end of the log before, if that was in the store
-    fetch      read from the voter with the highest rank what is not in the archive
-    fence      a majority stores the first record of this epoch, which commits all before it
-    replay     the archive, then what was fetched
-
-The fence is one record, whatever `max_parallel_writes` and `fence_width` are. Those concern uploads
-that land later, and a member that has voted accepts nothing from an older writer any more.
+Nothing here judges epochs, votes or logs: each effect is a request to a majority, to one member or
+to the store, whose result is the next event (server/docs/safekeepers.md, "Opening").
 """
 
 from __future__ import annotations
@@ -18,22 +10,43 @@ import asyncio
 
 import structlog
 
-from shalekv.errors import DatabaseMismatch, NotAMember, QuorumUnavailable, ShaleError
+from shalekv.errors import NotAMember, QuorumUnavailable, ShaleError
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.format.sst import open_sst
-from shalekv.protocol.fencing import SlotVerdict, WriterId, fenced, judge
-from shalekv.protocol.manifest import Manifest, WalMode
-from shalekv.protocol.membership import Configuration
-from shalekv.protocol.opening import claim_epoch, first_seq_of_writer
-from shalekv.protocol.proposer import (
-    CHARGED_INTERVAL_MS,
-    FREE_INTERVAL_MS,
-    Leader,
-    epoch_to_claim,
-    next_object,
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.opening import (
+    CreateFence,
+    EpochClaimed,
+    FenceCreated,
+    FinishOpening,
+    ListWal,
+    LogReplayed,
+    ManifestRead,
+    ReadManifest,
+    ReplayLog,
+    WalListed,
+    claim_epoch,
 )
-from shalekv.protocol.quorum_records import Ballot
+from shalekv.protocol.proposer import CHARGED_INTERVAL_MS, FREE_INTERVAL_MS
+from shalekv.protocol.quorum_opening import (
+    ClaimEpoch,
+    CommitFence,
+    FenceCommitted,
+    FetchedTail,
+    FetchTail,
+    GatherVotes,
+    GreetMembers,
+    ListArchive,
+    MembersGreeted,
+    PollFailed,
+    QuorumEffect,
+    QuorumEvent,
+    QuorumOpening,
+    VotesGathered,
+    quorum_configuration,
+    step,
+)
 from shalekv.read.replay import Replayed, apply_object
 from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
 from shalekv.store.cas import CasStore
@@ -41,8 +54,8 @@ from shalekv.store.disk_cache import DiskCache
 from shalekv.store.manifests import FencedManifest, StoredManifest
 from shalekv.store.url import UNCHARGED_SCHEMES
 from shalekv.write.commit import WalContents
-from shalekv.write.logical_time import LogicalTime, first_time
-from shalekv.write.quorum.electing import FetchedTail, fetch_unarchived, gather_votes, greet
+from shalekv.write.logical_time import first_time
+from shalekv.write.quorum.electing import TailFetcher, gather_votes, greet
 from shalekv.write.quorum.ledger import HeldRecords, Ledger
 from shalekv.write.quorum.links import DatabasePlace, Links
 from shalekv.write.quorum.log import MembershipFollower, QuorumLog, until_failed
@@ -90,23 +103,10 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
     context = QuorumContext(links, place, quorum, store.runtime)
     time = await first_time(store, stored.current, settings.clock_jump_max_s)
     opening_snapshot = OpeningSnapshot(store, settings, time)
-    manifest = await _win_epoch(
+    opener = _QuorumOpener(
         store, stored, settings, context, opening_snapshot, address=address, since_epoch=since_epoch
     )
-    wal, fetched, fence_wal_id = await _take_over(store, manifest, settings, context, time)
-    replayed = await replay_log(store, manifest, fetched.first_wal_id, settings, opening_snapshot)
-    await _replay_records(store, replayed, fetched, manifest.current.database_id)
-    fenced = FencedLog(
-        replayed,
-        wal,
-        flush_policy(settings, max_parallel_writes=quorum.parallel_appends, is_charged=False),
-        time,
-        fence_wal_id,
-        last_stored_wal_id=fetched.archive_tip,
-        first_seq=first_seq_of_writer(manifest.current, replayed.last_seq),
-        safekeepers=wal,
-    )
-    return await serve_replayed(store, manifest, settings, fenced, cache, disk)
+    return await opener.run(cache, disk)
 
 
 def with_archive_interval(settings: QuorumSettings, url: str) -> QuorumSettings:
@@ -117,130 +117,176 @@ def with_archive_interval(settings: QuorumSettings, url: str) -> QuorumSettings:
     return settings.model_copy(update={"archive_interval_ms": interval_ms})
 
 
-async def _take_over(
-    store: CasStore,
-    manifest: FencedManifest,
-    settings: WriterSettings,
-    context: QuorumContext,
-    time: LogicalTime,
-) -> tuple[QuorumWal, FetchedTail, int]:
-    """Go from the election to a committed fence: no older writer can commit any more."""
-    own = manifest.own
-    log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
-    # From the manifest that has the epoch: later changes of members must take us into account.
-    configuration = Configuration.of(manifest.current)
-    try:
-        candidacy = await gather_votes(context, configuration, Ballot(own.epoch, own.nonce))
-    except NotAMember:  # a writer that has opened since may have retired them
-        await manifest.refresh()
-        raise
-    log.info("elected", epoch=own.epoch, last_lsn=candidacy.donor_log.last.lsn)
-    time.raise_to(manifest.current.logical_time_ms)
-    if not candidacy.donor_log.last.lsn:
-        await _fence_previous_log(store, manifest, settings, time)
-    fetched = await fetch_unarchived(store, manifest, context, candidacy)
-    fence_wal_id = next_object(
-        fetched.last,
-        archive_tip=fetched.archive_tip,
-        last_compacted=manifest.current.wal_id_last_compacted,
-    )
-    ledger = Ledger(
-        Leader.of(candidacy).trimmed(fetched.base),
-        HeldRecords(fetched.base, fetched.records),
-        archived_wal_id=fetched.archive_tip,
-        held_bytes_max=context.settings.unarchived_log_bytes_max,
-        clock=store.runtime.clock,
-    )
-    quorum_log = QuorumLog(ledger, context)
-    encoding = GroupEncoding(
-        manifest.current.database_id,
-        settings.wal_block_bytes,
-        Codec[settings.wal_codec.name],
-        time.now_ms,
-    )
-    membership = MembershipFollower(manifest, quorum_log, store.runtime.clock)
-    wal = QuorumWal(quorum_log, membership, encoding, context.settings, store.runtime)
-    time.raise_to(_latest_ms(fetched, manifest.current))
-    await _fence(quorum_log, wal, fence_wal_id, context)
-    log.info("older writers fenced", epoch=own.epoch, wal_id=fence_wal_id)
-    return wal, fetched, fence_wal_id
+class _QuorumOpener:
+    """One opening of a database whose log is in safekeepers."""
 
+    def __init__(
+        self,
+        store: CasStore,
+        stored: StoredManifest,
+        settings: WriterSettings,
+        context: QuorumContext,
+        opening_snapshot: OpeningSnapshot,
+        *,
+        address: str,
+        since_epoch: int | None,
+    ) -> None:
+        """REQUIRES: `stored` was read. Nothing is claimed yet."""
+        self._store = store
+        self._stored = stored
+        self._settings = settings
+        self._context = context
+        self._opening_snapshot = opening_snapshot
+        self._address = address
+        self._since_epoch = since_epoch
+        self._fetcher = TailFetcher(store, context)
+        opening = QuorumOpening(store.runtime.random.randbytes(NONCE_BYTES))
+        self._opening, self._effects = step(opening, ManifestRead(stored.current))
 
-async def _win_epoch(
-    store: CasStore,
-    stored: StoredManifest,
-    settings: WriterSettings,
-    context: QuorumContext,
-    opening_snapshot: OpeningSnapshot,
-    *,
-    address: str,
-    since_epoch: int | None,
-) -> FencedManifest:
-    """Claim an epoch above the manifest's and above all that a majority has promised."""
-    before = stored.current
-    try:
-        greetings = await greet(context, _configuration(before))
-    except (NotAMember, QuorumUnavailable):  # the members may have been changed meanwhile
-        if (await stored.refresh()).wal_generation == before.wal_generation:
-            raise
-        greetings = await greet(context, _configuration(stored.current))
-    await store.repair()
-    nonce = store.runtime.random.randbytes(NONCE_BYTES)
+    async def run(self, cache: CacheSettings | None, disk: DiskCache | None) -> RecoveredLog:
+        """Carry out one effect after another until the writer may serve.
 
-    def claim(manifest: Manifest) -> Manifest:
-        _configuration(manifest)  # raises if the WAL mode was switched meanwhile (CE15)
-        return claim_epoch(
-            manifest,
-            nonce=nonce,
-            max_parallel_writes=1,
-            address=address,
-            snapshot_expire_time_s=opening_snapshot.expire_time_s,
-            epoch_min=epoch_to_claim(manifest.writer_epoch, greetings.values()),
-            since_epoch=since_epoch,
+        Raises as `open_quorum_log`.
+        """
+        time = self._opening_snapshot.time
+        await self._advance_to(GatherVotes)
+        own, current = self._opening.own, self._opening.known
+        log.info("epoch won", epoch=own.epoch, manifest_id=current.manifest_id)
+        await self._advance_to(ListWal, ListArchive)
+        last_lsn = self._opening.elected.donor_log.last.lsn
+        log.info("elected", epoch=own.epoch, last_lsn=last_lsn)
+        time.raise_to(current.logical_time_ms)
+        await self._advance_to(ListArchive)
+        async with self._fetcher.deadline():
+            await self._advance_to(CommitFence)
+        manifest = FencedManifest(self._stored, own)
+        wal = await self._lead(manifest)
+        replayed = await self._replay(manifest)
+        finish = self._effect
+        assert isinstance(finish, FinishOpening)
+        appends = self._context.settings.parallel_appends
+        fenced = FencedLog(
+            replayed,
+            wal,
+            flush_policy(self._settings, max_parallel_writes=appends, is_charged=False),
+            time,
+            self._opening.fence_wal_id,
+            last_stored_wal_id=finish.last_wal_id,
+            first_seq=finish.first_seq,
+            safekeepers=wal,
+        )
+        served = await serve_replayed(self._store, manifest, self._settings, fenced, cache, disk)
+        self._step(ManifestRead(manifest.current))
+        return served
+
+    @property
+    def _effect(self) -> QuorumEffect:
+        """The effect to carry out next."""
+        (effect,) = self._effects
+        return effect
+
+    def _step(self, event: QuorumEvent) -> None:
+        self._opening, self._effects = step(self._opening, event)
+
+    async def _advance_to(self, *kinds: type[QuorumEffect]) -> None:
+        """Carry out effects until the next one is of one of these kinds."""
+        while not isinstance(self._effect, kinds):
+            self._step(await self._execute(self._effect))
+
+    async def _execute(self, effect: QuorumEffect) -> QuorumEvent:
+        """Carry out an effect of the election or of a fetch, and return its result."""
+        match effect:
+            case ReadManifest():
+                return ManifestRead(await self._stored.refresh())
+            case GreetMembers(configuration):
+                try:
+                    return MembersGreeted(await greet(self._context, configuration))
+                except (NotAMember, QuorumUnavailable) as error:
+                    return PollFailed(error)
+            case ClaimEpoch(epoch_min):
+                return EpochClaimed(await self._claim(epoch_min))
+            case GatherVotes(configuration, ballot):
+                try:
+                    return VotesGathered(await gather_votes(self._context, configuration, ballot))
+                except (NotAMember, QuorumUnavailable) as error:
+                    return PollFailed(error)
+            case ListWal(first) | ListArchive(first):
+                return WalListed(await list_wal(self._store, first))
+            case CreateFence(slot):
+                return FenceCreated(await self._previous_log().create(slot, WalContents()))
+            case FetchTail():
+                return await self._fetcher.fetch(effect)
+        raise ValueError(effect)
+
+    async def _claim(self, epoch_min: int) -> Manifest:
+        """Claim an epoch, after half-finished work of other processes in the store is completed."""
+        await self._store.repair()
+        nonce = self._opening.nonce
+
+        def claim(manifest: Manifest) -> Manifest:
+            quorum_configuration(manifest)  # raises if the WAL mode was switched meanwhile (CE15)
+            return claim_epoch(
+                manifest,
+                nonce=nonce,
+                max_parallel_writes=1,
+                address=self._address,
+                snapshot_expire_time_s=self._opening_snapshot.expire_time_s,
+                epoch_min=epoch_min,
+                since_epoch=self._since_epoch,
+            )
+
+        async with opening_deadline(self._store, self._settings):
+            return await self._stored.edit(claim, lambda m: m.writer_nonce == nonce)
+
+    def _previous_log(self) -> ObjectStoreWal:
+        """The log in the object store from which the database was switched to safekeepers."""
+        return ObjectStoreWal(
+            self._store,
+            self._opening.own,
+            database_id=self._opening.known.database_id,
+            block_bytes=self._settings.wal_block_bytes,
+            now_ms=self._opening_snapshot.time.now_ms,
+            last_compacted=_nothing,
         )
 
-    async with opening_deadline(store, settings):
-        won = await stored.edit(claim, lambda m: m.writer_nonce == nonce)
-    return FencedManifest(stored, WriterId(won.writer_epoch, nonce))
-
-
-def _configuration(manifest: Manifest) -> Configuration:
-    if manifest.wal_mode is not WalMode.QUORUM:
-        raise DatabaseMismatch(
-            "the WAL of this database was moved from its safekeepers to the object store while it "
-            "was opened: open it again"
+    async def _lead(self, manifest: FencedManifest) -> QuorumWal:
+        """Carry out `CommitFence`: no older writer can commit any more. Return the log."""
+        wanted, time, clock = self._effect, self._opening_snapshot.time, self._store.runtime.clock
+        assert isinstance(wanted, CommitFence)
+        tail, settings = wanted.tail, self._context.settings
+        ledger = Ledger(
+            wanted.leader,
+            HeldRecords(tail.base, tail.records),
+            archived_wal_id=tail.archive_tip,
+            held_bytes_max=settings.unarchived_log_bytes_max,
+            clock=clock,
         )
-    return Configuration.of(manifest)
+        quorum_log = QuorumLog(ledger, self._context)
+        encoding = GroupEncoding(
+            manifest.current.database_id,
+            self._settings.wal_block_bytes,
+            Codec[self._settings.wal_codec.name],
+            time.now_ms,
+        )
+        membership = MembershipFollower(manifest, quorum_log, clock)
+        wal = QuorumWal(quorum_log, membership, encoding, settings, self._store.runtime)
+        time.raise_to(_latest_ms(tail, manifest.current))
+        await _fence(quorum_log, wal, wanted.wal_id, self._context)
+        log.info("older writers fenced", epoch=manifest.own.epoch, wal_id=wanted.wal_id)
+        self._step(FenceCommitted())
+        return wal
 
-
-async def _fence_previous_log(
-    store: CasStore, manifest: FencedManifest, settings: WriterSettings, time: LogicalTime
-) -> None:
-    """Put a closing fence into the first free slot of the previous log, if there was one.
-
-    Its new epoch makes a replica that follows that log read the manifest. The fence is there before
-    the first record of the new log, because what replicas show is fresh only while no writer writes
-    elsewhere.
-    """
-    if not manifest.current.wal_ids_left_out:
-        return  # the WAL mode was never switched
-    wal = ObjectStoreWal(
-        store,
-        manifest.own,
-        database_id=manifest.current.database_id,
-        block_bytes=settings.wal_block_bytes,
-        now_ms=time.now_ms,
-        last_compacted=_nothing,
-    )
-    first = manifest.current.wal_ids_left_out[-1].start
-    while True:
-        wal_id = (await list_wal(store, first)).first_gap
-        occupant = await wal.create(wal_id, WalContents())
-        if occupant is None:
-            return
-        if judge(occupant, wal.own) is SlotVerdict.NEWER:
-            raise fenced(wal.own, occupant.owner.epoch, names.wal_name(wal_id))
-        first = wal_id + 1  # the list may lag
+    async def _replay(self, manifest: FencedManifest) -> Replayed:
+        """Carry out `ReplayLog`: apply the archive, then the records that are not in it."""
+        effect = self._effect
+        assert isinstance(effect, ReplayLog)
+        replayed = await replay_log(
+            self._store, manifest, effect.slots.stop, self._settings, self._opening_snapshot
+        )
+        database_id = manifest.current.database_id
+        await _replay_records(self._store, replayed, self._opening.fetched, database_id)
+        self._step(LogReplayed(replayed.last_seq))
+        return replayed
 
 
 async def _nothing() -> None:
