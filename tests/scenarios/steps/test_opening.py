@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from shalekv.errors import ShaleError
-from shalekv.protocol.fencing import Occupant, WalListing, WriterId
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.opening import (
-    CreateFence,
     EpochClaimed,
-    FenceCreated,
     FenceUnknown,
     FillSlots,
     FinishOpening,
     ListWal,
-    LogReplayed,
     ManifestRead,
     Opening,
     OpeningEffect,
     OpeningEvent,
-    ReadManifest,
-    ReplayLog,
     ReserveWidth,
     SlotsFilled,
-    WalListed,
     step,
 )
 from tests.scenarios.reading import Scenario, scenarios_in
+from tests.scenarios.steps import notation
+from tests.scenarios.steps.notation import OWN, lines_of, occupant_of
 
 SCENARIOS = [s for s in scenarios_in(Path(__file__).parent) if s.file == "opening.txt"]
-OWN, OTHER = WriterId(5, b"o" * 16), b"r" * 16
 MANIFEST = Manifest(
     database_id=b"d" * 16,
     manifest_id=7,
@@ -49,21 +41,12 @@ MANIFEST = Manifest(
 def test_opening(scenario: Scenario) -> None:
     """Each event has the effect that its line names, or raises the error that it names."""
     state, first_listed = Opening(OWN.nonce), 0
-    for line in scenario.steps:
-        given, expected = (part.strip() for part in line.text.split("->"))
-        raised: ShaleError | None = None
-        effects: Sequence[OpeningEffect] = ()
-        try:
-            state, effects = step(state, event_of(given, first_listed))
-        except ShaleError as error:
-            raised = error
-        if raised is not None:
-            kind, _, text = expected.partition(": ")
-            assert (kind, text in str(raised)) == (type(raised).__name__, True), (line, raised)
-        else:
-            assert described(*effects) == expected, line
-        for effect in effects:
-            first_listed = effect.first if isinstance(effect, ListWal) else first_listed
+    for line in lines_of(scenario):
+        with line.outcome() as outcome:
+            state, effects = step(state, event_of(line.given, first_listed))
+            outcome.text = described(*effects)
+            for effect in effects:
+                first_listed = effect.first if isinstance(effect, ListWal) else first_listed
 
 
 def event_of(text: str, first_listed: int) -> OpeningEvent:
@@ -74,20 +57,12 @@ def event_of(text: str, first_listed: int) -> OpeningEvent:
             return EpochClaimed(manifest_of(text))
         case "manifest":
             return ManifestRead(manifest_of(text))
-        case "listed":
-            return WalListed(WalListing(first_listed, frozenset(slots_of(rest))))
-        case "created":
-            return FenceCreated(None)
-        case "found":
-            return FenceCreated(occupant_of(rest))
         case "unknown":
             return FenceUnknown()
         case "filled":
             by = [(int(slot), f"data of {who}") for slot, who in re.findall(r"(\d+) by (.*)", rest)]
             return SlotsFilled([(slot, occupant_of(who)) for slot, who in by])
-        case "replayed":
-            return LogReplayed(int(rest.removeprefix("up to ")))
-    raise AssertionError(text)
+    return notation.event_of(text, first_listed)
 
 
 def manifest_of(text: str) -> Manifest:
@@ -102,37 +77,15 @@ def manifest_of(text: str) -> Manifest:
     return replace(manifest, writer_epoch=int(epoch[1])) if epoch else manifest
 
 
-def slots_of(text: str) -> list[int]:
-    if text == "nothing":
-        return []
-    first, to, last = text.partition(" to ")
-    return list(range(int(first), int(last) + 1)) if to else [int(slot) for slot in text.split()]
-
-
-def occupant_of(text: str) -> Occupant:
-    if text == "our fence":
-        return Occupant(OWN, is_fence=True)
-    epoch = int(text.rsplit(maxsplit=1)[-1])
-    return Occupant(WriterId(epoch, OTHER), is_fence=text.startswith("a fence"))
-
-
 def described(*effects: OpeningEffect) -> str:
     """The effects as the right side of a line tells of them."""
     match effects:
-        case [ReadManifest()]:
-            return "read the manifest"
-        case [ListWal(first)]:
-            return f"list the WAL from {first}"
-        case [CreateFence(slot)]:
-            return f"create a fence in {slot}"
         case [ReserveWidth(width)]:
             return f"widen the manifest to {width}"
         case [FillSlots(slots)]:
             return f"fill {' '.join(map(str, slots))}"
-        case [ReplayLog(slots)]:
-            return f"replay {slots.start} to {slots.stop - 1}" if slots else "replay nothing"
         case [FinishOpening(first_seq, last_wal_id)]:
             return f"finish, first number {first_seq}, last slot {last_wal_id}"
         case []:
             return "serve"
-    raise AssertionError(effects)
+    return notation.described(*effects)
