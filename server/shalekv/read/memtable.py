@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shalekv.clock import Clock
-from shalekv.protocol.entry import Entry
-from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, RangeTombstones
 from shalekv.read.sorted_runs import MemoryRun, RunMerge, pick_merge
 from shalekv.read.version import ReadView
 
@@ -102,8 +101,8 @@ class Memtable:
         self._segment_bytes = segment_bytes
         self._segments = [MemtableSegment()]  # oldest first; the last one grows
         self._older_layers: list[OlderLayer] = []  # oldest first, all older than the segments
-        self._landed_tombstones = NONE  # these hide entries from gets
-        self._tombstones = NONE  # these hide entries from scans: those of the prefix
+        self._landed_tombstones = NO_RANGE_TOMBSTONES  # these hide entries from gets
+        self._tombstones = NO_RANGE_TOMBSTONES  # these hide entries from scans: those of the prefix
         self._ahead: dict[int, MemoryRun] = {}  # by identity: landed, but not in the prefix yet
         self._ahead_bytes = 0
         self._dropped_seq = 0  # greatest sequence number of the dropped segments
@@ -222,7 +221,7 @@ class Memtable:
         segments = [segment for segment in self._segments if segment.max_seq]
         self._older_layers.append(OlderLayer(load_seq, segments, self._tombstones))
         self._segments = [MemtableSegment()]
-        self._tombstones = self._landed_tombstones = NONE
+        self._tombstones = self._landed_tombstones = NO_RANGE_TOMBSTONES
 
     def aside(self, load_seq: int) -> ReadView:
         """Return what was set aside when that load landed, and was not dropped since."""
@@ -272,7 +271,7 @@ class Memtable:
             self._dropped_seq = max(self._dropped_seq, segment.max_seq)
             self._retired += segment.retired()
         self._segments = [MemtableSegment()]
-        self._tombstones = self._landed_tombstones = NONE
+        self._tombstones = self._landed_tombstones = NO_RANGE_TOMBSTONES
 
     async def merge_when_due(self, clock: Clock) -> None:
         """Merge runs whenever enough have come together, until cancelled."""
@@ -310,11 +309,11 @@ class Memtable:
 
     async def _rebuild_tombstones(self, clock: Clock) -> None:
         """Collect the range tombstones of the segments that are left, and of landed runs."""
-        rebuilt = NONE
+        rebuilt = NO_RANGE_TOMBSTONES
         for attempt in range(REBUILDS_MAX):
             in_prefix = [entry for segment in self._segments for entry in segment.tombstones]
             before = self._tombstones, self._landed_tombstones
-            rebuilt = NONE
+            rebuilt = NO_RANGE_TOMBSTONES
             for begin in range(0, len(in_prefix), TOMBSTONES_AT_ONCE):
                 rebuilt = rebuilt.with_added(in_prefix[begin : begin + TOMBSTONES_AT_ONCE])
                 if attempt < REBUILDS_MAX - 1:

@@ -12,8 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from shalekv.protocol.entry import Entry
-from shalekv.protocol.range_tombstones import RangeTombstones
+from shalekv.protocol.entry import Entry, RangeTombstones
 
 # Objects, dictionary slots and list slots of one entry: 257 to 312 bytes, measured.
 ENTRY_OVERHEAD_BYTES = 320

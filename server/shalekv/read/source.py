@@ -24,9 +24,16 @@ from typing import Protocol
 from shalekv.format.block import Block
 from shalekv.format.columns import Section
 from shalekv.format.statistics import blocks_between
-from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind
+from shalekv.protocol.entry import (
+    END_OF_KEYS,
+    NO_RANGE_TOMBSTONES,
+    Entry,
+    Fragment,
+    KeyRange,
+    Kind,
+    RangeTombstones,
+)
 from shalekv.protocol.manifest import Version, overlaps, upper_bound
-from shalekv.protocol.range_tombstones import NONE, Fragment, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.sorted_runs import EMPTY_RUN, SKIPS_MAX, MemoryRun, entries_bytes
 from shalekv.read.sst_reader import FetchedBlocks, LevelSsts, OpenSst
@@ -50,7 +57,7 @@ class MergeWindow:
 class MergeSource(Protocol):
     """One input of the merge that a scan does."""
 
-    async def next(self, hidden: RangeTombstones = NONE) -> MergeWindow | None:
+    async def next(self, hidden: RangeTombstones = NO_RANGE_TOMBSTONES) -> MergeWindow | None:
         """Return the next window; None: there is no more. May leave out what `hidden` hides."""
         ...
 
@@ -90,7 +97,7 @@ class LevelSource:
         """Bytes that were fetched and are not used up, as they are stored."""
         return 0 if self._fetched is None else self._fetched.size_bytes
 
-    async def next(self, hidden: RangeTombstones = NONE) -> MergeWindow | None:
+    async def next(self, hidden: RangeTombstones = NO_RANGE_TOMBSTONES) -> MergeWindow | None:
         """Return the next window; None: there is no more.
 
         `hidden` are range tombstones that the caller knows already: what they hide whole may be

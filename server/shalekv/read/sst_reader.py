@@ -32,7 +32,7 @@ from shalekv.format.sst import (
     read_block_at,
     read_metadata,
 )
-from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.cache import Cache, Sized
 from shalekv.read.memory_budget import MemoryBudget
@@ -444,7 +444,7 @@ class LevelSsts:
         owner_id = self.origins.locate(info.id).database_id
         ranges = metadata_ranges(info, with_filter=with_filter)
         found = await self._read(info.id, ranges, self._metadata_requests, parse)
-        opened = OpenSst(info, found.footer, found.index, found.filter, NONE)
+        opened = OpenSst(info, found.footer, found.index, found.filter, NO_RANGE_TOMBSTONES)
         if found.footer.contents.range_tombstone_count:
             opened = replace(opened, range_tombstones=await self._range_tombstones(opened))
         return _metadata_sized(opened)
@@ -455,7 +455,7 @@ class LevelSsts:
 
         async def parse(pieces: Sequence[bytes]) -> RangeTombstones:
             fetched = FetchedBlocks(opened, {}, at.start, pieces[0])
-            found = NONE
+            found = NO_RANGE_TOMBSTONES
             for number in numbers:
                 found = found.with_added(fetched.block(number).columns().entries())
                 await asyncio.sleep(0)

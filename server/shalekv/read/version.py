@@ -21,10 +21,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from shalekv.protocol.entry import Entry, KeyRange
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, KeyRange, RangeTombstones
 from shalekv.protocol.loads import CommittedLoad, level_rows, load_version
 from shalekv.protocol.manifest import Version
-from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.read import lookup
 from shalekv.read.sorted_runs import EMPTY_RUN, MemoryRun, entries_bytes
 from shalekv.read.source import WINDOW_ROWS, MergeSource, MergeWindow, entries_in, level_sources
@@ -99,7 +98,7 @@ class ReadView:
     seq: int  # sequence number of the last commit that it contains
     wal_id: int | None  # the last WAL object that it contains
     runs: tuple[MemoryRun, ...]  # oldest first
-    range_tombstones: RangeTombstones = NONE  # those in memory
+    range_tombstones: RangeTombstones = NO_RANGE_TOMBSTONES  # those in memory
     pinned: PinnedVersion | None = None  # None: the levels are empty
 
     def get(self, key: bytes) -> Entry | None:
@@ -270,7 +269,7 @@ class MemorySource:
         self._reverse = reverse
         self._range_tombstones = range_tombstones
 
-    async def next(self, hidden: RangeTombstones = NONE) -> MergeWindow | None:
+    async def next(self, hidden: RangeTombstones = NO_RANGE_TOMBSTONES) -> MergeWindow | None:
         """Return the next window; None: there is no more.
 
         `hidden` is ignored: what it hides costs nothing to read here.

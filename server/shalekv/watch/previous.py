@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from shalekv.errors import StoreError
-from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.range_tombstones import NONE
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, Kind
 from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.watch.change_event import AppliedObject, ChangeEvent, Previous, Unresolved
 
@@ -65,7 +64,7 @@ class ReplayedState:
         """
         self._base = base
         self._known: dict[bytes, Entry] = {}
-        self._tombstones = NONE
+        self._tombstones = NO_RANGE_TOMBSTONES
         self._size_bytes = 0
         self._size_bytes_max = size_bytes_max
         self._pending: list[Entry] = []
@@ -125,7 +124,7 @@ class ReplayedState:
         self._pending, self._pending_bytes = [], 0
 
     def _forget(self) -> None:
-        self._known, self._tombstones, self._size_bytes = {}, NONE, 0
+        self._known, self._tombstones, self._size_bytes = {}, NO_RANGE_TOMBSTONES, 0
         self._base = self.pinned = None
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from shalekv.clock import Clock
-from shalekv.protocol.entry import Entry, KeyRange
-from shalekv.protocol.range_tombstones import NONE
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, KeyRange
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_set import EMPTY_READ_SET, ReadSet, check_cost
 from shalekv.read.scan import memory_slices
@@ -33,7 +32,9 @@ class PendingWrites:
         self._loads: set[Commit] = set()
         self._loaded = asyncio.Event()  # set while there are no loads
         self._loaded.set()
-        self._tombstones = NONE  # those of `_range_deletes`, and some that are durable by now
+        self._tombstones = (
+            NO_RANGE_TOMBSTONES  # those of `_range_deletes`, and some that are durable by now
+        )
         self._durable_count = 0  # range deletes in `_tombstones` that are durable
 
     def __len__(self) -> int:
@@ -120,7 +121,7 @@ class PendingWrites:
                 del self._newest[key]
 
     def _rebuild_tombstones(self) -> None:
-        self._tombstones = NONE.with_added(self.range_tombstones)
+        self._tombstones = NO_RANGE_TOMBSTONES.with_added(self.range_tombstones)
         self._durable_count = 0
 
     async def runs(self, clock: Clock, *, max_seq: int) -> list[MemoryRun]:

@@ -16,9 +16,8 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_sst
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, Kind
 from shalekv.protocol.manifest import Manifest, Version
-from shalekv.protocol.range_tombstones import NONE
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.settings import CacheSettings, StoreSettings
@@ -128,7 +127,7 @@ def add_run(
 
     Its range tombstones are clipped to each SST, as a merge clips them.
     """
-    fragments = NONE.with_added(range_tombstones).fragments
+    fragments = NO_RANGE_TOMBSTONES.with_added(range_tombstones).fragments
     bounds: list[bytes | None] = [b"", *cuts, None]
     for start, end in pairwise(bounds):
         assert start is not None

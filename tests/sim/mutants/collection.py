@@ -17,9 +17,8 @@ from shalekv.jobs.fsck.objects import Active, NamedSst
 from shalekv.protocol import retention
 from shalekv.protocol import retention as expiry
 from shalekv.protocol.compaction import publish
-from shalekv.protocol.entry import Entry
+from shalekv.protocol.entry import Entry, RangeTombstones
 from shalekv.protocol.manifest import Lease, Manifest, Snapshot
-from shalekv.protocol.range_tombstones import RangeTombstones
 from shalekv.protocol.retention import Listed, LiveObjects, Reason, RetentionVerdict, expire
 from shalekv.protocol.snapshot import NEVER, find_snapshot
 from shalekv.protocol.sst_table import SstInfo

@@ -15,9 +15,8 @@ from shalekv.jobs.compact.outputs import Outputs
 from shalekv.protocol.compaction import publish
 from shalekv.protocol.compaction.jobs import OlderKeys, Result, WalResult
 from shalekv.protocol.compaction.publish import CompactorId
-from shalekv.protocol.entry import NO_EXPIRY
+from shalekv.protocol.entry import NO_EXPIRY, Fragment, RangeTombstones
 from shalekv.protocol.manifest import Manifest, Version
-from shalekv.protocol.range_tombstones import Fragment, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read import version_set
 from shalekv.read.read_pins import ReadPins

@@ -7,8 +7,17 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind, coalesced, prefix_end
-from shalekv.protocol.range_tombstones import FRAGMENT_BYTES, NONE, Fragment
+from shalekv.protocol.entry import (
+    END_OF_KEYS,
+    FRAGMENT_BYTES,
+    NO_RANGE_TOMBSTONES,
+    Entry,
+    Fragment,
+    KeyRange,
+    Kind,
+    coalesced,
+    prefix_end,
+)
 
 BOUNDS = st.text("abc", max_size=2).map(str.encode)
 RANGES = st.builds(KeyRange, BOUNDS, BOUNDS).filter(lambda keys: not keys.is_empty)
@@ -52,7 +61,7 @@ def test_newest_over_a_key_counts_in_whatever_order_they_come(
     tombstones = tombstones_of(commits)
     arriving = data.draw(st.permutations(tombstones))
     cut = data.draw(st.integers(0, len(arriving)))
-    found = NONE.with_added(arriving[:cut]).with_added(arriving[cut:])
+    found = NO_RANGE_TOMBSTONES.with_added(arriving[:cut]).with_added(arriving[cut:])
     for key in data.draw(st.lists(st.text("abcd", min_size=1, max_size=3).map(str.encode))):
         over = found.over(key)
         assert (over.seq if over else 0) == newest_over(tombstones, key)
@@ -65,7 +74,7 @@ def test_fragments_are_the_fewest_and_all_accounted(
 ) -> None:
     """Neighbours with one sequence number are one fragment, and sizes count bounds and overhead."""
     tombstones = tombstones_of(commits)
-    found = NONE
+    found = NO_RANGE_TOMBSTONES
     for each in data.draw(st.permutations(tombstones)):
         found = found.with_added([each])
     expected = fragments_of(tombstones)
@@ -90,7 +99,7 @@ def test_what_is_older_than_its_tombstone_is_hidden(
 ) -> None:
     """Entries below the number of the tombstone over them are hidden, those of its commit not."""
     tombstones = tombstones_of(commits)
-    found = NONE.with_added(tombstones)
+    found = NO_RANGE_TOMBSTONES.with_added(tombstones)
     in_order = [Entry(key, seq, Kind.PUT) for key, seq in sorted(entries, reverse=reverse)]
     expected = [each for each in in_order if each.seq >= newest_over(tombstones, each.key)]
     assert found.visible(in_order) == expected
@@ -100,10 +109,10 @@ def test_what_is_older_than_its_tombstone_is_hidden(
 def test_tombstone_without_an_end_hides_every_key_from_its_start_on() -> None:
     """An empty bound is none: the least and the greatest of all keys are deleted."""
     greatest = b"\xff" * 65_536
-    some = NONE.with_added([tombstone(b"b", b"", 5)])
+    some = NO_RANGE_TOMBSTONES.with_added([tombstone(b"b", b"", 5)])
     assert some.hides(Entry(greatest, 4, Kind.PUT))
     assert not some.hides(Entry(b"a\xff", 4, Kind.PUT))
-    everything = NONE.with_added([tombstone(b"", b"", 5)])
+    everything = NO_RANGE_TOMBSTONES.with_added([tombstone(b"", b"", 5)])
     assert everything.hides(Entry(b"\x00", 4, Kind.PUT))
     assert everything.hides(Entry(greatest, 4, Kind.PUT))
     assert not everything.hides(Entry(greatest, 5, Kind.PUT))

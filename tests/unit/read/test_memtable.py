@@ -12,8 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.range_tombstones import FRAGMENT_BYTES
+from shalekv.protocol.entry import FRAGMENT_BYTES, Entry, Kind
 from shalekv.read.memtable import Memtable
 from shalekv.read.sorted_runs import MERGE_FAN_IN, SKIPS_MAX, MemoryRun
 from tests.kit.engine.commits import drop, landed, merge, put, range_delete, read, run_of, slices_of

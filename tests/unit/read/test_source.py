@@ -13,9 +13,8 @@ from shalekv.errors import StoreUnavailable
 from shalekv.format.block_frame import Codec
 from shalekv.format.columns import Section
 from shalekv.format.names import level_name
-from shalekv.protocol.entry import Entry, KeyRange, Kind
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, KeyRange, Kind, RangeTombstones
 from shalekv.protocol.manifest import Version
-from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.read.source import (
     KEPT_BLOCKS_MAX,
     WINDOW_ROWS,
@@ -72,7 +71,7 @@ async def drain(
 ) -> dict[bytes, Entry]:
     """Return all visible versions of a range, reading the sources one after the other."""
     newest: dict[bytes, Entry] = {}
-    tombstones = NONE
+    tombstones = NO_RANGE_TOMBSTONES
     for source in level_sources(ssts, version, keys, reverse=reverse):
         while (window := await source.next()) is not None:
             newest |= zip(window.run.keys, window.run.entries, strict=True)
@@ -81,7 +80,7 @@ async def drain(
 
 
 async def windows(
-    source: LevelSource, hidden: RangeTombstones = NONE
+    source: LevelSource, hidden: RangeTombstones = NO_RANGE_TOMBSTONES
 ) -> AsyncIterator[MergeWindow]:
     while (window := await source.next(hidden)) is not None:
         yield window

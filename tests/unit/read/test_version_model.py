@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shalekv.protocol.entry import Entry, KeyRange, Kind
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, KeyRange, Kind
 from shalekv.protocol.loads import CommittedLoad
-from shalekv.protocol.range_tombstones import NONE
 from shalekv.protocol.sst_table import SstTable
 from shalekv.read.lookup import find, find_many, may_hold
 from shalekv.read.scan import scan_slices
@@ -119,7 +118,7 @@ class History:
 
     def expected(self) -> dict[bytes, Entry]:
         """Return the newest version of each key so far that no range delete hides."""
-        tombstones = NONE.with_added(ranges_of(self.entries))
+        tombstones = NO_RANGE_TOMBSTONES.with_added(ranges_of(self.entries))
         found = newest_of(self.entries)
         return {key: entry for key, entry in found.items() if not tombstones.hides(entry)}
 
@@ -253,7 +252,7 @@ def test_a_range_delete_that_is_compacted_hides_nothing_that_came_after() -> Non
     after = Entry(b"k", 2, Kind.PUT, b"after")
     levels.add(0, [after], [deleted])
     held = PinnedVersion(replace(levels.version(), last_seq=2), levels.open(), b"s" * 16)
-    memory = ReadView(2, 0, (), NONE.with_added([deleted]))
+    memory = ReadView(2, 0, (), NO_RANGE_TOMBSTONES.with_added([deleted]))
     info = levels.add(0, [Entry(b"x", 0, Kind.PUT, b"loaded")])
     load = CommittedLoad("load", SstTable.from_infos([info]), 3, 0)
     version = LoadedVersion(load, memory, held)

@@ -18,9 +18,8 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.columns import NO_ROWS, columns_of
 from shalekv.format.names import wal_name
 from shalekv.format.sst_writer import encode_sst
-from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind
+from shalekv.protocol.entry import END_OF_KEYS, Entry, Fragment, KeyRange, Kind
 from shalekv.protocol.manifest import L0
-from shalekv.protocol.range_tombstones import Fragment
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created

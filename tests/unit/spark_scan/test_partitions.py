@@ -8,9 +8,8 @@ import pytest
 
 from shalekv.format.columns import columns_of
 from shalekv.format.statistics import BlockWeight
-from shalekv.protocol.entry import Entry, KeyRange, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind, RangeTombstones
 from shalekv.protocol.manifest import SortedRun
-from shalekv.protocol.range_tombstones import RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv_spark.scanning.planning import (
     INDEXES_MAX,

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from shalekv.format.names import level_name
-from shalekv.protocol.entry import Entry, KeyRange, Kind, prefix_end
-from shalekv.protocol.range_tombstones import NONE
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, KeyRange, Kind, prefix_end
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.watch.change_event import AppliedObject, ChangeEvent, Previous, Unresolved
@@ -213,7 +212,9 @@ def pinned_version(levels: Levels) -> PinnedVersion:
 
 def view(held: PinnedVersion, *points: Entry, tombstone: Entry | None = None) -> ReadView:
     run = MemoryRun.from_newest({entry.key: entry for entry in points}, max_seq=99)
-    tombstones = NONE if tombstone is None else NONE.with_added([tombstone])
+    tombstones = (
+        NO_RANGE_TOMBSTONES if tombstone is None else NO_RANGE_TOMBSTONES.with_added([tombstone])
+    )
     return ReadView(99, 1, (run,), tombstones, held)
 
 

@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shalekv.protocol.entry import NO_EXPIRY, Kind
-from shalekv.protocol.range_tombstones import RangeTombstones
+from shalekv.protocol.entry import NO_EXPIRY, Kind, RangeTombstones
 from shalekv_spark.arrow.rows import Bools, Numbers, Order, Rows, bools_of, joined, numbers_array
 
 _WORD_BYTES = 8

@@ -19,9 +19,8 @@ from shalekv.format.index import BlockIndex
 from shalekv.format.names import wal_name
 from shalekv.format.sst import read_index
 from shalekv.jobs.compact.sources import LevelReader, columns_of_blocks
-from shalekv.protocol.entry import Entry, KeyRange
+from shalekv.protocol.entry import Entry, Fragment, KeyRange
 from shalekv.protocol.manifest import Origin
-from shalekv.protocol.range_tombstones import Fragment
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
 from shalekv_spark.place import Place

@@ -16,9 +16,8 @@ from shalekv.concurrency import in_parallel
 from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound, ShaleError, SnapshotNotFound
 from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.sources import LevelReader
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, Kind, RangeTombstones
 from shalekv.protocol.manifest import overlaps
-from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.protocol.snapshot import NEVER, is_expired, not_found
 from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
@@ -194,7 +193,7 @@ class _Scan:
             source.close()
 
     async def _merged(self, batches: Batcher) -> AsyncGenerator[pa.RecordBatch, None]:
-        tombstones = NONE.with_added(_range_tombstones(self._task))
+        tombstones = NO_RANGE_TOMBSTONES.with_added(_range_tombstones(self._task))
         while True:
             await self._fill()
             tombstones = self._with_found(tombstones)

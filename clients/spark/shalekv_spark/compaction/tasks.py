@@ -27,8 +27,7 @@ from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.parts import MergePart, PartResult, outputs_of, run_part
 from shalekv.jobs.compact.sources import LevelReader
 from shalekv.protocol.compaction.jobs import OlderKeys
-from shalekv.protocol.entry import Kind
-from shalekv.protocol.range_tombstones import NONE
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Kind
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
@@ -95,7 +94,7 @@ async def _merged(
                 source.close()
     if failure is not None:
         raise failure
-    return await outputs.finish(NONE)
+    return await outputs.finish(NO_RANGE_TOMBSTONES)
 
 
 async def _merge(
@@ -105,7 +104,7 @@ async def _merge(
     outputs: Outputs,
     tasks: asyncio.TaskGroup,
 ) -> None:
-    tombstones = NONE
+    tombstones = NO_RANGE_TOMBSTONES
     while True:
         for source in sources:
             await source.fill(tasks)
@@ -119,7 +118,7 @@ async def _merge(
         )
         for rows, _ in merge_window(window, state):
             if len(rows):
-                await outputs.add(_columns(rows), NONE)
+                await outputs.add(_columns(rows), NO_RANGE_TOMBSTONES)
         await store.runtime.clock.sleep_ms(0)
         if bound is None:
             return

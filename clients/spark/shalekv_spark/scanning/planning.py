@@ -21,10 +21,9 @@ from shalekv.format.index import BlockIndex
 from shalekv.format.statistics import BlockWeight, blocks_between, cuts, weights
 from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.sources import LevelReader
-from shalekv.protocol.entry import END_OF_KEYS, KeyRange, prefix_end
+from shalekv.protocol.entry import END_OF_KEYS, Fragment, KeyRange, RangeTombstones, prefix_end
 from shalekv.protocol.manifest import SortedRun
 from shalekv.protocol.origins import narrowed
-from shalekv.protocol.range_tombstones import Fragment, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore

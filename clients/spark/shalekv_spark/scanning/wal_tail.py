@@ -21,10 +21,9 @@ from shalekv.format.names import WAL_FOLDER, parse_wal_name, wal_name
 from shalekv.format.records import decode_load
 from shalekv.format.sst import Sst, open_sst, read_block, read_index
 from shalekv.format.statistics import BlockWeight, weights
-from shalekv.protocol.entry import Entry
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, RangeTombstones
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.store.cas import CasStore
 from shalekv_spark.scanning.scan_task import WalSlot
@@ -51,7 +50,7 @@ class Tail:
     seq: int  # the greatest, those of the levels included
     logical_time_ms: int  # the latest, that of the levels included
     rows: Columns = NO_ROWS  # by key, and versions of one key newest first
-    ranges: RangeTombstones = NONE
+    ranges: RangeTombstones = NO_RANGE_TOMBSTONES
     loads: Sequence[CommittedLoad] = ()  # oldest first
     unread: Sequence[UnreadSlot] = ()
 
@@ -119,7 +118,7 @@ class _TailBuilder:
         self._logical_time_ms = manifest.logical_time_ms
         self._newest: dict[bytes, Entry] = {}
         self._older: list[Entry] = []
-        self._ranges = NONE
+        self._ranges = NO_RANGE_TOMBSTONES
         self._loads: list[CommittedLoad] = []
         self._unread: list[UnreadSlot] = []
 

@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from shalekv.format.columns import NO_ROWS, Columns
 from shalekv.protocol.compaction.jobs import OlderKeys
-from shalekv.protocol.entry import NO_EXPIRY, Kind
-from shalekv.protocol.range_tombstones import Fragment
+from shalekv.protocol.entry import NO_EXPIRY, Fragment, Kind
 
 T = TypeVar("T")
 

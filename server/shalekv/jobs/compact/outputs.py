@@ -22,9 +22,16 @@ from shalekv.format.sst_writer import SstWriter
 from shalekv.jobs.compact.pace import TokenBucket, request_deadline
 from shalekv.protocol.compaction.jobs import OlderKeys
 from shalekv.protocol.compaction.publish import CompactorId
-from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind
+from shalekv.protocol.entry import (
+    END_OF_KEYS,
+    NO_RANGE_TOMBSTONES,
+    Entry,
+    Fragment,
+    KeyRange,
+    Kind,
+    RangeTombstones,
+)
 from shalekv.protocol.lease import leased_sst_id
-from shalekv.protocol.range_tombstones import NONE, Fragment, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import LevelCodec, LevelSettings
 from shalekv.store.cas import CasStore, Taken
@@ -178,7 +185,7 @@ class Outputs:
     def _size_bytes(self, tombstones: RangeTombstones, key: bytes) -> int:
         """Return the size of the open SST if it ends before `key`."""
         size_bytes = self._open.size_bytes if self._open is not None else 0
-        if tombstones is NONE:
+        if tombstones is NO_RANGE_TOMBSTONES:
             return size_bytes
         return size_bytes + sum(map(_weight, self._pieces(tombstones, key)))
 

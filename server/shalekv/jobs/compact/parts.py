@@ -21,7 +21,7 @@ from shalekv.jobs.compact.outputs import LevelWriter, OutputOwner, Outputs
 from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.sources import LevelReader, RunSource
 from shalekv.protocol.compaction.jobs import MergeJob, OlderKeys, older_ssts, output_cuts
-from shalekv.protocol.entry import KeyRange
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, KeyRange, RangeTombstones
 from shalekv.protocol.manifest import (
     L0,
     SYSTEM_LEVEL,
@@ -32,7 +32,6 @@ from shalekv.protocol.manifest import (
     upper_bound,
 )
 from shalekv.protocol.origins import narrowed
-from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import Origins
 from shalekv.settings import CompactorSettings, LevelSettings
@@ -130,7 +129,7 @@ async def _merge(
     outputs: Outputs,
     tasks: asyncio.TaskGroup,
 ) -> Sequence[SstInfo]:
-    tombstones: RangeTombstones = NONE
+    tombstones: RangeTombstones = NO_RANGE_TOMBSTONES
     while True:
         for source in sources:
             await source.fill(tasks)

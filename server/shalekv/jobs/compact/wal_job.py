@@ -19,10 +19,15 @@ from shalekv.jobs.compact.outputs import LevelWriter, Outputs
 from shalekv.jobs.compact.pace import request_deadline
 from shalekv.jobs.compact.sources import ENTRY_BYTES, joined
 from shalekv.protocol.compaction.jobs import OlderKeys, WalJob, WalResult
-from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange
+from shalekv.protocol.entry import (
+    END_OF_KEYS,
+    NO_RANGE_TOMBSTONES,
+    Entry,
+    KeyRange,
+    RangeTombstones,
+)
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Manifest
-from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import MIB
 from shalekv.store.cas import CasStore
@@ -106,14 +111,16 @@ async def merge_wal(
         manifest.last_compacted_seq, manifest.logical_time_ms, manifest.time_reset_wal_id
     )
     await _read_slots(store, job.slots, manifest.database_id, merged, memory_bytes)
-    tombstones = NONE.with_added(merged.range_tombstones)
+    tombstones = NO_RANGE_TOMBSTONES.with_added(merged.range_tombstones)
     points = newest(merged.points[::-1])
     merged.points.clear()
     if len(tombstones):
         points = visible(points, tombstones.fragments)
     written = await _write(writer, L0, Section.POINTS, points, tombstones, output_bytes)
     records = newest(merged.records[::-1])
-    written += await _write(writer, SYSTEM_LEVEL, Section.SYSTEM, records, NONE, output_bytes)
+    written += await _write(
+        writer, SYSTEM_LEVEL, Section.SYSTEM, records, NO_RANGE_TOMBSTONES, output_bytes
+    )
     result = WalResult(
         replace(job, slots=job.slots[: merged.slots]),
         written,

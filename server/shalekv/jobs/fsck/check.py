@@ -39,10 +39,9 @@ from shalekv.protocol.audit import (
     manifest_findings,
     succession_findings,
 )
-from shalekv.protocol.entry import Entry, KeyRange
+from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, KeyRange, RangeTombstones
 from shalekv.protocol.manifest import Manifest, SortedRun, Version
 from shalekv.protocol.origins import is_pin, needed_pins
-from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import OriginPins, Origins
 from shalekv.read.source import LevelSource
@@ -62,7 +61,7 @@ class _Source:
     rank: int
     run: SortedRun
     reader: LevelSource
-    tombstones: RangeTombstones = NONE
+    tombstones: RangeTombstones = NO_RANGE_TOMBSTONES
     entries: list[Entry] = field(default_factory=list)
     at: int = 0
 
