@@ -103,7 +103,7 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
     context = QuorumContext(links, place, quorum, store.runtime)
     time = await first_time(store, stored.current, settings.clock_jump_max_s)
     opening_snapshot = OpeningSnapshot(store, settings, time)
-    opener = _QuorumOpener(
+    opener = _OpeningExecutor(
         store, stored, settings, context, opening_snapshot, address=address, since_epoch=since_epoch
     )
     return await opener.run(cache, disk)
@@ -117,7 +117,7 @@ def with_archive_interval(settings: QuorumSettings, url: str) -> QuorumSettings:
     return settings.model_copy(update={"archive_interval_ms": interval_ms})
 
 
-class _QuorumOpener:
+class _OpeningExecutor:
     """One opening of a database whose log is in safekeepers."""
 
     def __init__(
