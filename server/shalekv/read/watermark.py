@@ -15,11 +15,16 @@ def _do_nothing() -> None:
 class Watermark:
     """The last commit and WAL object of the contiguous prefix of the log that reads see."""
 
-    def __init__(self, *, seq: int, wal_id: int | None) -> None:
-        """Begin at the last commit and the last object that are already there."""
+    def __init__(
+        self, *, seq: int, wal_id: int | None, on_wait: Callable[[], None] = _do_nothing
+    ) -> None:
+        """Begin at the last commit and the last object that are already there.
+
+        `on_wait` is called when a call begins to wait, for a log that can poll for more.
+        """
         self._waiters: dict[Waiter, int] = {}  # the commit that each waits for
         self._failed: ShaleError | None = None
-        self.on_wait: Callable[[], None] = _do_nothing  # set by a log that can poll for more
+        self._on_wait = on_wait
         self.seq = seq
         self.wal_id = wal_id
         self.open_wal_id: int | None = None  # the object that the first group in flight goes into
@@ -59,7 +64,7 @@ class Watermark:
             raise self._failed.with_traceback(None)  # its traceback would grow with each call
         waiter = new_waiter()
         self._waiters[waiter] = seq
-        self.on_wait()
+        self._on_wait()
         try:
             await waiter
         finally:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import structlog
+
 from shalekv.errors import IllegalState, QuorumUnavailable
 from shalekv.format import names
 from shalekv.format.sst import Sst, open_sst
@@ -17,8 +19,10 @@ from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Version
 from shalekv.protocol.quorum_records import Record
 from shalekv.protocol.tail import AppliedPosition, News
+from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, apply_object
 from shalekv.read.version import ReadView
+from shalekv.read.version_set import VersionSet
 from shalekv.read.watermark import Watermark
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
@@ -27,7 +31,10 @@ from shalekv.watch.feed import CommitFeed, FeedPosition
 from shalekv.write.quorum.wal import SECTIONS, object_bytes
 from shalekv.write.wal import list_wal
 
+log = structlog.get_logger()
+
 BLOCK_BYTES = 64 << 10
+UNARCHIVED_PARTS = 16  # a sixteenth of memory is for records whose objects may not be archived
 RECORD_BYTES = 200  # memory of a record beside its payload
 ARCHIVE_TIMEOUT_MS = 10_000  # how long `wait_archived` waits
 
@@ -104,6 +111,23 @@ def _size(record: Record) -> int:
     return len(record.payload) + RECORD_BYTES
 
 
+class MemoryLimit:
+    """Bounds the memory of a replica, by the entries that are not compacted or not archived."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """Allow `bytes_max` bytes; the last object or record that is applied may exceed them."""
+        self.bytes_max = bytes_max
+        self.is_full = False  # at the last check
+
+    def check(self, used_bytes: int) -> bool:
+        """Whether memory is full: nothing more is applied before some of it is compacted."""
+        is_full = used_bytes >= self.bytes_max
+        if is_full and not self.is_full:
+            log.warning("memory is full: waiting for the compactor", used_bytes=used_bytes)
+        self.is_full = is_full
+        return is_full
+
+
 class LogApplier:
     """Applies the log at one replica, and tracks how far it is applied."""
 
@@ -115,14 +139,15 @@ class LogApplier:
         epoch: int,
         written_ms: int,
         archived_wal_id: int | None,
-        unarchived_bytes_max: int,
+        memory_bytes_max: int,
         view: Callable[[], ReadView],
         on_new_writer: Callable[[], None],
     ) -> None:
         """Begin behind `watermark`. `archived_wal_id` is known to be in the store.
 
         `epoch` and `written_ms` are those of the last object before, 0: not known. `view` returns
-        the state at the watermark, with its levels.
+        the state at the watermark, with its levels. `memory_bytes_max` is for `is_memory_full`; a
+        part of it is for records whose objects may not be archived.
         """
         self._replayed = replayed
         self._watermark = watermark
@@ -130,14 +155,14 @@ class LogApplier:
         self._on_new_writer = on_new_writer
         self._open_entry_count = 0  # entries applied of the object that is applied in part
         self.position = AppliedPosition(watermark.wal_id)
-        self.unarchived = UnarchivedBuffer(unarchived_bytes_max)
+        self.unarchived = UnarchivedBuffer(memory_bytes_max // UNARCHIVED_PARTS)
+        self.memory = MemoryLimit(memory_bytes_max)
         self.archived_wal_id = archived_wal_id  # all up to it are in the store
         self.epoch = epoch
         # Logical time of what was applied last. The time of the manifest may be later, but says
         # nothing of what was written until then.
         self.written_ms = written_ms
         self.feed = CommitFeed(self._feed_position)
-        self.record_count = 0
 
     @property
     def seq(self) -> int:
@@ -145,10 +170,26 @@ class LogApplier:
         return self._watermark.seq
 
     @property
+    def memtable(self) -> Memtable:
+        """What is applied and not in the levels yet."""
+        return self._replayed.memtable
+
+    def now_ms(self) -> int:
+        """Return the logical time of the newest applied commit, never ahead of the writer's.
+
+        It is in milliseconds since the Unix epoch, and never goes back.
+        """
+        return self._replayed.logical_time_ms
+
+    @property
     def memory_bytes(self) -> int:
         """Accounted memory: what is not compacted or not archived, and what scans keep."""
         memtable = self._replayed.memtable
         return memtable.size_bytes + memtable.held_bytes + self.unarchived.size_bytes
+
+    def is_memory_full(self) -> bool:
+        """Whether nothing more can be applied before some of it is compacted or archived."""
+        return self.memory.check(self.memory_bytes)
 
     def apply_object(self, found: Sst) -> None:
         """Apply the next WAL object, and publish it to watches.
@@ -178,7 +219,6 @@ class LogApplier:
         count = self._open_entry_count if continues_object else 0
         position = self.position.after(record)
         self.unarchived.add(record)
-        self.record_count += 1
         if found is None:
             self._advance(position)
         else:
@@ -238,6 +278,17 @@ class LogApplier:
     def _advance(self, position: AppliedPosition) -> None:
         self.position = position
         self._watermark.advance(self._replayed.last_seq, position.wal_id)
+
+
+async def protect_load(stored: StoredManifest, levels: VersionSet) -> None:
+    """Protect the files of a load, which the next object commits, before they are read.
+
+    A manifest that is read now names them, either as a pending load or in levels that contain the
+    object. In the latter case these levels are read from now on, and the object is not needed any
+    more.
+    """
+    await stored.refresh()
+    await levels.follow_manifest(is_forced=True)
 
 
 class ArchiveCursor:

@@ -7,31 +7,33 @@ the process ends.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import structlog
 
-from shalekv.clock import Clock
 from shalekv.errors import (
     NotTheWriter,
     ObjectNotFound,
     ShaleError,
     SnapshotNotFound,
     Stopping,
-    StoreError,
 )
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Version
-from shalekv.read.engine import ShedViews, shed_nothing
+from shalekv.read.engine import ShedViews, Time, shed_nothing
+from shalekv.read.memtable import Memtable
 from shalekv.read.read_pins import ReadPins
-from shalekv.read.replay import Replayed, apply_in_order
+from shalekv.read.replay import Replayed
 from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.read.version_set import RELEASE_TIMEOUT_MS, VersionSet
+from shalekv.read.watermark import Watermark
 from shalekv.replica.apply import ArchiveCursor, LogApplier
-from shalekv.replica.follow import Follower, TailedReplica
+from shalekv.replica.follow import Follower, ManifestFollower
 from shalekv.replica.join import JoinedReplica
-from shalekv.replica.tail import TailReader
+from shalekv.replica.progress import PollSchedule, Staleness
+from shalekv.replica.tail import RecordApplier, TailReader
 from shalekv.settings import LimitSettings, ReaderSettings
 from shalekv.store.cas import CasStore
 from shalekv.watch.feed import CommitFeed
@@ -39,20 +41,25 @@ from shalekv.write.quorum.links import Links
 
 log = structlog.get_logger()
 
-MANIFEST_SPACING_MS = 250  # least time between two polls of the manifest, on demand or not
-UNARCHIVED_PARTS = 16  # a sixteenth of memory is for records whose objects may not be archived
 HELD_PARTS = 4  # scans may keep a quarter of memory after compaction, then they are ended
 
 
-class ReplicaTime:
-    """Logical time as the log contains it: never ahead of the writer's."""
+class _End:
+    """The end of an engine, by `close` or by an error."""
 
-    def __init__(self, replayed: Replayed) -> None:
-        self._replayed = replayed
+    def __init__(self) -> None:
+        self.error: ShaleError | None = None
+        self._has_ended = asyncio.Event()
 
-    def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch, as of the newest applied commit; never goes back."""
-        return self._replayed.logical_time_ms
+    def set(self, error: ShaleError | None = None) -> None:
+        """End; the first error is kept."""
+        self.error = self.error or error
+        self._has_ended.set()
+
+    async def wait(self) -> ShaleError | None:
+        """Wait for the end. Return the error, if there is one by then."""
+        await self._has_ended.wait()
+        return self.error
 
 
 class ReplicaEngine:
@@ -74,49 +81,47 @@ class ReplicaEngine:
         sees only what is in the store. `shed_views` is called when the views of reads keep too much
         in memory.
         """
-        self._store = store
-        self._clock: Clock = store.runtime.clock
-        self._settings = settings
-        self.manifest = joined.manifest
-        self.memtable = joined.memtable
-        self.watermark = joined.watermark
-        self._ended: ShaleError | None = None
-        self._closed = asyncio.Event()
-        self._manifest_asked = asyncio.Event()
+        self._clock = store.runtime.clock
         self._shed_views = shed_views
-        self._replayed = Replayed(
+        self._end = _End()
+        self.manifest = joined.manifest
+        polls, version = PollSchedule(self._clock, settings), joined.version
+        self.memtable = Memtable()
+        self.watermark = Watermark(seq=version.last_seq, wal_id=version.wal_id, on_wait=polls.hurry)
+        self.applier = self._applier(joined, settings)
+        self.levels = self._version_set(store, joined)
+        self.snapshots = SnapshotViews(store, joined.manifest, joined.ssts, limits)
+        self._archive = ArchiveCursor(
+            store, joined.manifest, self.applier, interval_ms=settings.poll_interval_ms
+        )
+        self._manifest_follower = ManifestFollower(
+            joined.manifest, self.levels, self._archive, settings, self._clock
+        )
+        self.follower = self._log_follower(store, settings, links, polls)
+
+    def _applier(self, joined: JoinedReplica, settings: ReaderSettings) -> LogApplier:
+        replayed = Replayed(
             self.memtable,
             joined.version.last_seq,
             joined.logical_time_ms,
             time_reset_wal_id=joined.manifest.current.time_reset_wal_id,
             land_load=lambda load: self.levels.land_load(load, None),
         )
-        self.time = ReplicaTime(self._replayed)
-        self.applier = LogApplier(
-            self._replayed,
+        return LogApplier(
+            replayed,
             self.watermark,
             epoch=joined.epoch,
             written_ms=joined.written_ms,
-            archived_wal_id=joined.watermark.wal_id,
-            unarchived_bytes_max=settings.reader_memtable_bytes_max // UNARCHIVED_PARTS,
+            archived_wal_id=joined.version.wal_id,
+            memory_bytes_max=settings.reader_memtable_bytes_max,
             view=self._view,
-            on_new_writer=self._manifest_asked.set,  # the manifest has its address
+            # The manifest has the address of the new writer.
+            on_new_writer=self._poll_manifest_soon,
         )
-        self._archive = ArchiveCursor(
-            store, joined.manifest, self.applier, interval_ms=settings.poll_interval_ms
-        )
-        self.levels = self._version_set(joined)
-        self.snapshots = SnapshotViews(store, joined.manifest, joined.ssts, limits)
-        self.follower = Follower(
-            store, joined.manifest, self.levels, self.memtable, self.applier, settings
-        )
-        if links is not None:
-            self.follower.tailing = self._tailing(links)
-        self.watermark.on_wait = self.follower.hurry
 
-    def _version_set(self, joined: JoinedReplica) -> VersionSet:
+    def _version_set(self, store: CasStore, joined: JoinedReplica) -> VersionSet:
         pins = ReadPins(
-            self._store,
+            store,
             joined.manifest,
             joined.snapshot_id,
             ttl_s=joined.snapshot_ttl_s,
@@ -124,7 +129,7 @@ class ReplicaEngine:
             archived=lambda: self.applier.archived_wal_id,
         )
         return VersionSet(
-            self._store,
+            store,
             pins,
             PinnedVersion(joined.version, joined.ssts, joined.snapshot_id),
             loads=(),
@@ -134,14 +139,37 @@ class ReplicaEngine:
             jump=self._jump,
         )
 
-    def _tailing(self, links: Links) -> TailReader:
-        replica = TailedReplica(
+    def _log_follower(
+        self, store: CasStore, settings: ReaderSettings, links: Links | None, polls: PollSchedule
+    ) -> Follower:
+        staleness = Staleness(store, settings)
+        tail = None
+        if links is not None:
+            records = RecordApplier(
+                self.applier,
+                self.levels,
+                self.manifest,
+                poll_archive=self._poll_manifest_soon,
+            )
+            tail = TailReader(
+                links,
+                self.manifest,
+                settings,
+                records,
+                clock=self._clock,
+                polls=polls,
+                staleness=staleness,
+            )
+        return Follower(
+            store,
+            self.manifest,
+            self.levels,
             self.applier,
-            self.follower,
-            database_id=self.manifest.current.database_id,
-            poll_archive=self._manifest_asked.set,
+            settings,
+            polls=polls,
+            staleness=staleness,
+            tail=tail,
         )
-        return TailReader(links, self.manifest, self._clock, self._settings, replica)
 
     @property
     def database_id(self) -> bytes:
@@ -154,9 +182,14 @@ class ReplicaEngine:
         return self.levels.current
 
     @property
+    def time(self) -> Time:
+        """Logical time, as of the newest applied commit."""
+        return self.applier
+
+    @property
     def held_bytes_max(self) -> int:
         """Maximum memory of entries that are compacted, but kept for scans that began before."""
-        return self._settings.reader_memtable_bytes_max // HELD_PARTS
+        return self.applier.memory.bytes_max // HELD_PARTS
 
     @property
     def memory_bytes(self) -> int:
@@ -186,7 +219,7 @@ class ReplicaEngine:
     @property
     def staleness_ms(self) -> int:
         """Every write acknowledged at least so many milliseconds ago is applied."""
-        return self.follower.staleness_ms
+        return self.follower.staleness.age_ms
 
     @property
     def writer_address(self) -> str:
@@ -195,13 +228,14 @@ class ReplicaEngine:
 
     def refusal(self, what: str) -> NotTheWriter:
         """Build the refusal of `what`; polls the manifest, as the writer may have changed."""
-        self._manifest_asked.set()
+        self._poll_manifest_soon()
         return NotTheWriter(what, writer_address=self.writer_address)
 
     def check_serving(self) -> None:
         """Raise the error that ended this engine. Reads are still answered after `close`."""
-        if self._ended is not None:
-            raise self._ended.with_traceback(None)  # else the traceback would grow with each call
+        if self._end.error is not None:
+            # Else the traceback would grow with each call.
+            raise self._end.error.with_traceback(None)
 
     def committed(self, key: bytes) -> Entry | None:
         """The newest version of `key` in memory; None: the levels decide."""
@@ -227,7 +261,7 @@ class ReplicaEngine:
     async def catch_up(self) -> None:
         """Poll the log now, and return when that has ended, successfully or not."""
         self.check_serving()
-        await self.follower.poll_now()
+        await self.follower.polls.next()
 
     async def explain(self, missing: ObjectNotFound, pinned: PinnedVersion) -> ShaleError:
         """Find out why an object of a version that is being read is missing."""
@@ -262,57 +296,47 @@ class ReplicaEngine:
 
         Raises `ObjectNotFound` when an object was lost nevertheless: join again.
         """
-        first = self.follower.next_wal_id
-        end = first if last_wal_id is None else last_wal_id + 1
         failure: ShaleError | None = None
         async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(self._follow_manifest(), name="follow the manifest")
+            keeping = tasks.create_task(
+                self._end_by_error(self._manifest_follower.run), name="follow the manifest"
+            )
             try:
-                await apply_in_order(
-                    self._store,
-                    range(first, end),
-                    database_id=self.database_id,
-                    memtable=self.memtable,
-                    apply=self.applier.apply_object,
-                    parallel_reads=self._settings.reader_parallel_reads,
-                    is_full=self.follower.is_memory_full,
-                )
+                await self.follower.load(last_wal_id, asked_ms=asked_ms)
             except ShaleError as error:  # raised below, because the task group would wrap it
                 failure = error
             finally:
                 keeping.cancel()
         if failure is not None:
             raise failure
-        if not self.follower.may_leave_gaps and not self.follower.is_full:
-            await self.follower.note_end(asked_ms)
 
     def close(self) -> None:
         """End `run`; reads are answered until the server ends."""
-        self._closed.set()
+        self._end.set()
 
     async def ended(self) -> ShaleError | None:
         """Wait until the engine has ended. Returns the error that ended it; None after `close`."""
-        await self._closed.wait()
-        return self._ended
+        return await self._end.wait()
 
     async def run(self) -> None:
         """Follow the writer until `close`, or raise the error that ended it."""
         failure: ShaleError | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
+                followers = [self.follower.run, self._manifest_follower.run]
+                if self.follower.tail is not None:
+                    followers.append(self.follower.tail.run)
                 others = [
-                    tasks.create_task(self._follow(), name="follow the log"),
-                    tasks.create_task(self._tail(), name="tail the log"),
-                    tasks.create_task(self._follow_manifest(), name="follow the manifest"),
+                    *(tasks.create_task(self._end_by_error(run)) for run in followers),
                     tasks.create_task(self.levels.pruner.run(), name="drop what is compacted"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.levels.ssts.keep_on_disk(), name="keep on disk"),
                 ]
-                await self._closed.wait()
+                await self._end.wait()
                 for task in others:
                     task.cancel()
         finally:
-            failure = self._ended
+            failure = self._end.error
             self.watermark.fail(failure or Stopping("this reader is shutting down"))
         if failure is not None:
             raise failure
@@ -324,46 +348,15 @@ class ReplicaEngine:
         """
         await self.levels.close(timeout_ms)
 
-    async def _follow(self) -> None:
+    async def _end_by_error(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a task of the engine, whose error ends it."""
         try:
-            await self.follower.run()
+            await run()
         except ShaleError as error:
-            self._end(error)
+            self._end.set(error)
 
-    async def _tail(self) -> None:
-        try:
-            if self.follower.tailing is not None:
-                await self.follower.tailing.run()
-        except ShaleError as error:
-            self._end(error)
-
-    async def _follow_manifest(self) -> None:
-        """Follow the manifest, and renew the snapshot in time."""
-        ttl_ms = 1_000 * self._settings.reader_snapshot_ttl_s
-        interval_ms = min(self._settings.manifest_interval_ms, ttl_ms / 6)
-        # The spacing holds however many writes are refused, each of which polls the manifest.
-        least_ms = min(MANIFEST_SPACING_MS, self._settings.poll_interval_ms, interval_ms)
-        while True:
-            await self._clock.sleep_ms(least_ms)
-            try:
-                async with asyncio.timeout((interval_ms - least_ms) / 1_000):
-                    await self._manifest_asked.wait()
-            except TimeoutError:
-                pass
-            self._manifest_asked.clear()
-            try:
-                await self.manifest.refresh()
-                await self._archive.poll()
-                await self.levels.follow_manifest()
-            except StoreError as error:
-                log.warning("the manifest could not be followed", error=str(error))
-            except ShaleError as error:
-                self._end(error)
-                return
-
-    def _end(self, error: ShaleError) -> None:
-        self._ended = self._ended or error
-        self._closed.set()
+    def _poll_manifest_soon(self) -> None:
+        self._manifest_follower.poll_soon()
 
     def _view(self) -> ReadView:
         pinned = self.levels.current

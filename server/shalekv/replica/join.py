@@ -16,12 +16,10 @@ from dataclasses import dataclass
 
 from shalekv.errors import ShaleError
 from shalekv.protocol.manifest import Manifest, Version
-from shalekv.read.memtable import Memtable
 from shalekv.read.origins import check_pins
 from shalekv.read.read_pins import NO_SNAPSHOT
 from shalekv.read.replay import read_slot
 from shalekv.read.sst_reader import LevelSsts
-from shalekv.read.watermark import Watermark
 from shalekv.settings import ReaderSettings, SnapshotChoice
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest, named_manifest
@@ -35,8 +33,6 @@ class JoinedReplica:
     manifest: StoredManifest
     version: Version
     ssts: LevelSsts
-    memtable: Memtable
-    watermark: Watermark
     snapshot_id: bytes
     snapshot_ttl_s: int | None  # None: nothing is protected
     protected_since_ms: float
@@ -78,8 +74,6 @@ async def join(
         manifest=stored,
         version=version,
         ssts=ssts,
-        memtable=Memtable(),
-        watermark=Watermark(seq=version.last_seq, wal_id=version.wal_id),
         snapshot_id=snapshot_id,
         snapshot_ttl_s=ttl_s,
         protected_since_ms=began_ms,

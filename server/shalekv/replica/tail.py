@@ -1,4 +1,4 @@
-"""Tailing: a replica of a quorum database reads from a safekeeper what is not archived yet.
+"""Tails: a replica of a quorum database reads from a safekeeper what is not archived yet.
 
     choose a member --- Tail ---> apply record by record --- it breaks, or lags ---> another one
          |  ^
@@ -15,14 +15,17 @@ manifest, so nothing is claimed for the time after it was read last.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
 from shalekv.clock import Clock
 from shalekv.errors import CorruptObject, IllegalState, NotAMember, RecordTrimmed, ShaleError
+from shalekv.format import names
+from shalekv.format.columns import Section
+from shalekv.format.sst import open_sst
 from shalekv.protocol.membership import Configuration, Member
 from shalekv.protocol.quorum_records import LogEnd, Record
 from shalekv.protocol.tail import (
@@ -34,6 +37,9 @@ from shalekv.protocol.tail import (
     newest_of_majority,
     sound_ids,
 )
+from shalekv.read.version_set import VersionSet
+from shalekv.replica.apply import LogApplier, protect_load
+from shalekv.replica.progress import PollSchedule, Staleness
 from shalekv.settings import ReaderSettings, TailChoice
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.quorum.links import LinkBroken, Links, TailPiece
@@ -45,29 +51,48 @@ SILENCE_MS = 10_000  # a tail without records or keep-alives for so long is brok
 PROOFS_MAX = 16  # proofs that wait for records
 
 
-class Tailed(Protocol):
-    """The replica that a tail keeps up to date."""
+class RecordApplier:
+    """Applies the records of tails to a replica that also reads the archive."""
+
+    def __init__(
+        self,
+        applier: LogApplier,
+        levels: VersionSet,
+        stored: StoredManifest,
+        *,
+        poll_archive: Callable[[], None],
+    ) -> None:
+        """`poll_archive` requests that the archive is polled soon."""
+        self._applier = applier
+        self._levels = levels
+        self._stored = stored
+        self._poll_archive = poll_archive
 
     @property
     def position(self) -> AppliedPosition:
         """How far the log is applied."""
-        ...
-
-    async def apply(self, record: Record) -> None:
-        """Apply a record, unless it was applied meanwhile. Raises errors of the store."""
-        ...
+        return self._applier.position
 
     def is_memory_full(self) -> bool:
-        """Whether memory is full."""
-        ...
+        """Whether nothing more can be applied before some of it is compacted or archived."""
+        return self._applier.is_memory_full()
 
-    async def read_archive(self) -> None:
-        """Wait for a poll of the archive that began after this call."""
-        ...
+    async def apply(self, record: Record) -> None:
+        """Apply a record, unless it was applied meanwhile as a part of its object.
 
-    def mark_fresh(self, at_ms: float) -> None:
-        """Record that everything acknowledged before the monotonic time `at_ms` is applied."""
-        ...
+        Raises errors of the store.
+        """
+        found = None
+        if record.payload:
+            name = names.wal_name(record.wal_id)
+            database_id = self._stored.current.database_id
+            found = open_sst(name, record.payload, database_id=database_id)
+            if found.index.blocks_of(Section.CONTROL):
+                await protect_load(self._stored, self._levels)
+        if self._applier.position.judge(record) is News.NEXT:
+            self._applier.apply_record(record, found)
+        if self._applier.unarchived.is_half_full:
+            self._poll_archive()
 
 
 class _Proof(NamedTuple):
@@ -78,6 +103,74 @@ class _Proof(NamedTuple):
     configuration: Configuration
 
 
+class FreshnessProofs:
+    """The answers of majorities that show how fresh a state is once enough is applied."""
+
+    def __init__(self, stored: StoredManifest, staleness: Staleness) -> None:
+        """Begin without proofs. `staleness` is updated as they are settled."""
+        self._stored = stored
+        self._staleness = staleness
+        self._proofs: list[_Proof] = []  # oldest first
+        self._settled = asyncio.Event()
+
+    def add(self, proof: _Proof) -> None:
+        """Add a proof; of many, the oldest is dropped."""
+        self._proofs = [*self._proofs[1 - PROOFS_MAX :], proof]
+
+    def settle(self, position: AppliedPosition) -> None:
+        """Use the proofs for which enough is applied.
+
+        A proof of other members than those of the present manifest does not count.
+        """
+        settled = [proof for proof in self._proofs if position.holds(proof.newest)]
+        if not settled:
+            return
+        self._proofs = [proof for proof in self._proofs if proof not in settled]
+        for proof in settled:
+            if proof.configuration == members_to_tail(self._stored):
+                self._staleness.mark_fresh(min(proof.asked_ms, self._stored.confirmed_ms))
+        self._settled.set()
+
+    async def wait(self, proof: _Proof) -> None:
+        """Wait until this proof is settled, but not longer than `ANSWER_TIMEOUT_MS`."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_MS / 1_000):
+                while proof in self._proofs:
+                    self._settled.clear()
+                    await self._settled.wait()
+        except TimeoutError:
+            pass
+
+
+class AvoidedMembers:
+    """Members whose tails have failed: avoided for a while, longer the more often."""
+
+    def __init__(self, clock: Clock, settings: ReaderSettings) -> None:
+        """Avoid none."""
+        self._clock = clock
+        self._first_ms = settings.poll_interval_ms
+        self._longest_ms = settings.poll_interval_idle_ms
+        self._failures: dict[bytes, int] = {}  # by member, since it was last of use
+        self._until_ms: dict[bytes, float] = {}  # by member, monotonic time
+
+    def note_failure(self, member_id: bytes) -> None:
+        """Prefer other members for a while."""
+        count = self._failures.get(member_id, 0)
+        self._failures[member_id] = count + 1
+        wait_ms = max(min(self._first_ms << min(count, 16), self._longest_ms), self._first_ms)
+        self._until_ms[member_id] = self._clock.monotonic_ms() + wait_ms
+
+    def note_success(self, member_id: bytes) -> None:
+        """Forget the failures of a member; what it is avoided for now ends by itself."""
+        self._failures.pop(member_id, None)
+
+    def current(self) -> Collection[bytes]:
+        """Return the members to avoid now."""
+        now_ms = self._clock.monotonic_ms()
+        self._until_ms = {each: ms for each, ms in self._until_ms.items() if ms > now_ms}
+        return self._until_ms.keys()
+
+
 @dataclass(slots=True)
 class _CurrentTail:
     """The tail that is being read."""
@@ -86,6 +179,17 @@ class _CurrentTail:
     address: str
     scope: asyncio.Timeout  # its expiry ends the tail
     is_abandoned: bool = False
+    reported_lsn: int = 0  # the commit point that it has reported
+    due_lsn: int | None = None  # the one that it should report; None: it has reported all
+    due_since_ms: float = 0.0
+
+    def is_late(self, committed_lsn: int, now_ms: float, interval_ms: float) -> bool:
+        """Whether, for an interval, it has not reported a commit that others knew of."""
+        if self.due_lsn is not None and self.reported_lsn >= self.due_lsn:
+            self.due_lsn = None
+        if self.due_lsn is None and self.reported_lsn < committed_lsn:
+            self.due_lsn, self.due_since_ms = committed_lsn, now_ms
+        return self.due_lsn is not None and now_ms - self.due_since_ms >= interval_ms
 
 
 class TailEnded(Exception):
@@ -93,29 +197,33 @@ class TailEnded(Exception):
 
 
 class TailReader:
-    """Reads tails for one replica."""
+    """Reads the tails of safekeepers for one replica, one at a time."""
 
     def __init__(
         self,
         links: Links,
         stored: StoredManifest,
-        clock: Clock,
         settings: ReaderSettings,
-        tailed: Tailed,
+        records: RecordApplier,
+        *,
+        clock: Clock,
+        polls: PollSchedule,
+        staleness: Staleness,
     ) -> None:
-        """Prepare; `run` reads tails."""
+        """Prepare; `run` reads tails.
+
+        Records are given to `records`. What comes before a tail is read by `polls`, from the
+        archive.
+        """
         self._links = links
         self._stored = stored
-        self._clock = clock
         self._settings = settings
-        self._tailed = tailed
+        self._records = records
+        self._clock = clock
+        self._polls = polls
+        self._proofs = FreshnessProofs(stored, staleness)
+        self._avoided = AvoidedMembers(clock, settings)
         self._current: _CurrentTail | None = None
-        self._reported_lsn = 0  # the commit point that the tail has reported
-        self._due: tuple[int, float] | None = None  # the one it should report, and since when
-        self._failures: dict[bytes, int] = {}  # by member, since it was last of use
-        self._avoided: dict[bytes, float] = {}  # by member, until when
-        self._proofs: list[_Proof] = []
-        self._advanced = asyncio.Event()
         self.is_live = False  # a tail delivers commits: the bucket need not be polled
         self.tail_count = 0  # tails that were begun
 
@@ -127,10 +235,7 @@ class TailReader:
     @property
     def configuration(self) -> Configuration | None:
         """The members, by the manifest that was read last; None: there is nothing to tail."""
-        if self._settings.tail is not TailChoice.AUTO:
-            return None
-        configuration = Configuration.of(self._stored.current)
-        return configuration if configuration.members else None
+        return members_to_tail(self._stored) if self._settings.tail is TailChoice.AUTO else None
 
     async def run(self) -> None:
         """Tail until cancelled. Raises `IllegalState` when the log was replaced by another one."""
@@ -161,13 +266,13 @@ class TailReader:
         if newest is None:
             return
         proof = _Proof(newest, asked_ms, configuration)
-        self._proofs = [*self._proofs[1 - PROOFS_MAX :], proof]
-        self._settle_proofs()
+        self._proofs.add(proof)
+        self._proofs.settle(self._records.position)
         if is_wanted:
-            await self._settled(proof)
+            await self._proofs.wait(proof)
 
     def _judge(self, configuration: Configuration, asked: MemberAnswers) -> None:
-        """Leave a tail from which nothing more can be expected."""
+        """Abandon a tail from which nothing more can be expected."""
         current = self._current
         if current is None or current.is_abandoned or current.scope.expired():
             return
@@ -175,55 +280,28 @@ class TailReader:
             self._abandon(current, "it is no member any more")
         elif current.member_id in asked.silent:
             self._abandon(current, "it does not answer")
-        elif self._is_late(furthest_commit(asked.answers)):
+        elif current.is_late(
+            furthest_commit(asked.answers),
+            self._clock.monotonic_ms(),
+            self._settings.poll_interval_ms,
+        ):
             self._abandon(current, "it lags behind the others")
 
-    def _is_late(self, committed_lsn: int) -> bool:
-        """Whether, for an interval, the tail has not reported a commit that others knew of."""
-        now_ms = self._clock.monotonic_ms()
-        if self._due is not None and self._reported_lsn >= self._due[0]:
-            self._due = None
-        if self._due is None and self._reported_lsn < committed_lsn:
-            self._due = committed_lsn, now_ms
-        return self._due is not None and now_ms - self._due[1] >= self._settings.poll_interval_ms
-
     def _abandon(self, current: _CurrentTail, problem: str) -> None:
-        log.info("leaving a tail", address=current.address, problem=problem)
+        log.info("a tail is abandoned", address=current.address, problem=problem)
         self.is_live = False
         current.is_abandoned = True
         current.scope.reschedule(0)  # a time in the past
 
-    def _settle_proofs(self) -> None:
-        """Use the proofs for which enough is applied to mark the state as fresh."""
-        position = self._tailed.position
-        settled = [proof for proof in self._proofs if position.holds(proof.newest)]
-        if not settled:
-            return
-        self._proofs = [proof for proof in self._proofs if proof not in settled]
-        for proof in settled:
-            if proof.configuration == self.configuration:
-                self._tailed.mark_fresh(min(proof.asked_ms, self._stored.confirmed_ms))
-        self._advanced.set()
-
-    async def _settled(self, proof: _Proof) -> None:
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_MS / 1_000):
-                while proof in self._proofs:
-                    self._advanced.clear()
-                    await self._advanced.wait()
-        except TimeoutError:
-            pass
-
     async def _tail_once(self) -> None:
         """Read one tail to its end, or wait for a while."""
         configuration = self.configuration
-        if configuration is None or self._tailed.is_memory_full():
+        if configuration is None or self._records.is_memory_full():
             await self._clock.sleep_ms(self._settings.poll_interval_ms)
             return
-        now_ms = self._clock.monotonic_ms()
-        self._avoided = {each: till for each, till in self._avoided.items() if till > now_ms}
+        avoided = self._avoided.current()
         asked = await self._ask(configuration)
-        choice = choose(asked.answers, self._tailed.position, self._avoided)
+        choice = choose(asked.answers, self._records.position, avoided)
         if choice.member_id is not None:
             await self._follow(configuration, choice.member_id)
             return
@@ -234,18 +312,18 @@ class TailReader:
 
     async def _read_archive(self) -> None:
         """Poll the archive, which has what comes next, or will have it soon."""
-        position = self._tailed.position
-        await self._tailed.read_archive()
-        if self._tailed.position == position:
+        position = self._records.position
+        await self._polls.next()
+        if self._records.position == position:
             await self._clock.sleep_ms(self._settings.poll_interval_ms)
 
     async def _follow(self, configuration: Configuration, member_id: bytes) -> None:
-        """Read the tail of one member until it ends, or is left."""
+        """Read the tail of one member until it ends, or is abandoned."""
         (address,) = (each.address for each in configuration.everyone if each.id == member_id)
         try:
             async with asyncio.timeout(SILENCE_MS / 1_000) as scope:
                 self._current = _CurrentTail(member_id, address, scope)
-                await self._read_tail(address, member_id)
+                await self._read_tail(address)
             problem = "it has ended"
         except RecordTrimmed:
             self.is_live = False
@@ -254,7 +332,7 @@ class TailReader:
         except IllegalState:
             raise
         except TimeoutError:
-            problem = "it is silent, or was left"
+            problem = "it is silent, or was abandoned"
         except (LinkBroken, TailEnded, NotAMember, CorruptObject) as error:
             problem = str(error)
         except ShaleError as error:  # of the store, when a load has to be protected
@@ -263,23 +341,22 @@ class TailReader:
             self.is_live = False
             self._current = None
         log.info("a tail has ended", address=address, problem=problem)
-        if not self._tailed.is_memory_full():
-            self._avoid(member_id)
+        if not self._records.is_memory_full():
+            self._avoided.note_failure(member_id)
 
-    async def _read_tail(self, address: str, member_id: bytes) -> None:
-        self._reported_lsn, self._due = 0, None
-        first_wal_id = self._tailed.position.next_wal_id
+    async def _read_tail(self, address: str) -> None:
+        first_wal_id = self._records.position.next_wal_id
         pieces = self._links.tail(address, self._stored.current.database_id, first_wal_id)
         last: LogEnd | None = None
         try:
             async for piece in pieces:
-                self._begin_piece(member_id, piece)
+                self._begin_piece(piece)
                 last = await self._apply_piece(piece, last)
         finally:
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()
 
-    def _begin_piece(self, member_id: bytes, piece: TailPiece) -> None:
+    def _begin_piece(self, piece: TailPiece) -> None:
         current = self._current
         assert current is not None
         if current.is_abandoned or current.scope.expired():
@@ -288,8 +365,8 @@ class TailReader:
             log.info("tailing", address=current.address)
             self.is_live = True
             self.tail_count += 1
-        self._reported_lsn = max(self._reported_lsn, piece.committed_lsn)
-        self._failures.pop(member_id, None)
+        current.reported_lsn = max(current.reported_lsn, piece.committed_lsn)
+        self._avoided.note_success(current.member_id)
         loop_s = asyncio.get_running_loop().time()
         current.scope.reschedule(loop_s + SILENCE_MS / 1_000)
 
@@ -299,7 +376,7 @@ class TailReader:
             if last is not None and not record.follows(last):
                 raise TailEnded(f"record {record.lsn} does not follow record {last.lsn}")
             last = record.mark
-            news = self._tailed.position.judge(record)
+            news = self._records.position.judge(record)
             if news is News.KNOWN:
                 continue
             if news is News.OTHER:
@@ -309,26 +386,22 @@ class TailReader:
                 )
             if news is News.GAP:
                 raise RecordTrimmed(f"what comes before record {record.lsn} is in the archive")
-            if self._tailed.is_memory_full():
+            if self._records.is_memory_full():
                 raise TailEnded("memory is full")
-            await self._tailed.apply(record)
-            self._settle_proofs()
+            await self._records.apply(record)
+            self._proofs.settle(self._records.position)
             await self._clock.sleep_ms(0)
         return last
-
-    def _avoid(self, member_id: bytes) -> None:
-        """Prefer other members for a while, longer the more often this one has failed."""
-        settings = self._settings
-        count = self._failures.get(member_id, 0)
-        self._failures[member_id] = count + 1
-        wait_ms = min(settings.poll_interval_ms << min(count, 16), settings.poll_interval_idle_ms)
-        self._avoided[member_id] = self._clock.monotonic_ms() + max(
-            wait_ms, settings.poll_interval_ms
-        )
 
     async def _ask(self, configuration: Configuration) -> MemberAnswers:
         database_id = self._stored.current.database_id
         return await ask_members(self._links, configuration, database_id, wait_ms=ANSWER_TIMEOUT_MS)
+
+
+def members_to_tail(stored: StoredManifest) -> Configuration | None:
+    """Return the members by the manifest that was read last; None: there are no safekeepers."""
+    configuration = Configuration.of(stored.current)
+    return configuration if configuration.members else None
 
 
 class MemberAnswers(NamedTuple):

@@ -190,7 +190,7 @@ class ReaderAdmin:
 
     def _reader_status(self) -> admin_pb2.ReaderStatus:
         engine, follower = self._engine, self._engine.follower
-        tailing = follower.tailing
+        tail = follower.tail
         own = find_snapshot(engine.manifest.current, engine.pinned.snapshot_id)
         return admin_pb2.ReaderStatus(
             state=self._state(),
@@ -199,20 +199,20 @@ class ReaderAdmin:
             snapshot_expire_time_s=0 if own is None else own.snapshot_expire_time_s,
             snapshots_lost=engine.levels.lost_count,
             wal_objects_applied=follower.counts.applied,
-            empty_polls=follower.counts.empty_looks,
-            poll_interval_ms=int(follower.interval_ms),
-            gaps=follower.counts.gaps,
-            gap_ms=int(follower.gap_ms),
+            empty_polls=follower.counts.empty_polls,
+            poll_interval_ms=int(follower.polls.interval_ms),
+            gaps=follower.gaps.count,
+            gap_ms=int(follower.gaps.total_ms),
             writer_address=engine.writer_address,
             open_ms=int(self._open_ms),
-            tail_address=tailing.address if tailing is not None and tailing.is_live else "",
-            tails=0 if tailing is None else tailing.tail_count,
+            tail_address=tail.address if tail is not None and tail.is_live else "",
+            tails=0 if tail is None else tail.tail_count,
         )
 
     def _state(self) -> admin_pb2.ReaderStatus.State.ValueType:
         follower = self._engine.follower
         if follower.is_cut_off or self.readiness().reads is not None:
             return _State.STATE_CUT_OFF
-        if follower.is_full:
+        if self._engine.applier.memory.is_full:
             return _State.STATE_FULL
-        return _State.STATE_GAP if follower.is_in_gap else _State.STATE_FOLLOWING
+        return _State.STATE_GAP if follower.gaps.is_open else _State.STATE_FOLLOWING

@@ -40,7 +40,7 @@ async def _apply_as_news(self: Follower) -> None:
     try:
         await _real_apply_all(self)
     finally:
-        self.mark_fresh(self._clock.monotonic_ms())
+        self.staleness.mark_fresh(self._store.runtime.clock.monotonic_ms())
 
 
 async def _read_past_gaps(self: Follower, first: int, count: int) -> tuple[Sequence[Sst], bool]:

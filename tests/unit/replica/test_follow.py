@@ -9,7 +9,8 @@ import pytest
 
 from shalekv.errors import BadMagic, ObjectNotFound
 from shalekv.format import names
-from shalekv.replica.follow import CORRUPT_POLLS, EMPTY_POLLS
+from shalekv.replica.follow import CORRUPT_POLLS
+from shalekv.replica.progress import EMPTY_POLLS
 from tests.kit.engine.replica import (
     TTL_S,
     ReplicatedDatabase,
@@ -98,7 +99,7 @@ async def test_object_that_stays_damaged_ends_the_reader(damaged_polls: int) -> 
     await database.overwrite(name, b"X" * len(whole))
     running_engine = asyncio.create_task(engine.run())
     for _ in range(damaged_polls):
-        await engine.follower.poll_now()
+        await engine.follower.polls.next()
     if damaged_polls == CORRUPT_POLLS:
         with pytest.raises(BadMagic):
             await asyncio.wait_for(running_engine, TTL_S)
@@ -128,12 +129,12 @@ async def test_gaps_are_counted_one_by_one() -> None:
     await database.put(d=b"4")
     await database.fill_with(0, database.writer, missing)
     await engine.catch_up()
-    follower = engine.follower
+    gaps = engine.follower.gaps
     assert await all_shown(engine) == {b"a": b"1", b"b": b"2"}
-    assert (follower.is_in_gap, follower.counts.gaps, follower.counts.gap_ms) == (True, 2, 1e3)
+    assert (gaps.is_open, gaps.count, gaps.total_ms) == (True, 2, 1e3)
     await pass_s(2)
     await engine.catch_up()
-    assert (follower.counts.gaps, follower.gap_ms) == (2, 3_000)
+    assert (gaps.count, gaps.total_ms) == (2, 3_000)
     following.cancel()
 
 
@@ -153,7 +154,7 @@ async def test_unknown_writer_may_leave_gaps() -> None:
     await engine.catch_up()
     following.cancel()
     assert engine.manifest.current.max_parallel_writes == 1
-    assert engine.follower.is_in_gap
+    assert engine.follower.gaps.is_open
     assert engine.staleness_ms == 1_000  # since it has joined
 
 
@@ -172,11 +173,11 @@ async def test_polls_are_paced_by_activity() -> None:
     await pass_s(0.25 * EMPTY_POLLS + 0.01)
     assert len(store.asked("get")) == EMPTY_POLLS + 1
     await pass_s(10)
-    assert engine.follower.interval_ms == 1_000
+    assert engine.follower.polls.interval_ms == 1_000
     assert len(store.asked("get")) <= EMPTY_POLLS + 1 + 12
     await database.put(a=b"1")
     await engine.catch_up()
-    assert engine.follower.interval_ms == 250
+    assert engine.follower.polls.interval_ms == 250
     following.cancel()
 
 
@@ -248,7 +249,7 @@ async def test_full_replica_continues_behind_the_levels(
     assert engine.memory_bytes < MIB + MIB // 2
     async with running(engine):
         await engine.catch_up()
-        assert engine.follower.is_full
+        assert engine.applier.memory.is_full
         applied = engine.watermark.seq
         assert applied < 8
         await pass_s(7)
@@ -259,7 +260,7 @@ async def test_full_replica_continues_behind_the_levels(
         await engine.catch_up()
         await engine.catch_up()
         assert engine.watermark.seq == 8
-        assert not engine.follower.is_full
+        assert not engine.applier.memory.is_full
         assert engine.staleness_ms < 1_000
         assert len(await scan(engine)) == 8
         assert engine.memory_bytes < MIB // 2

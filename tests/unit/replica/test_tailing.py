@@ -125,7 +125,7 @@ async def test_full_memory_stops_the_tail() -> None:
             cluster.seal()
             await cluster.archive()
         await pass_s(1)
-        assert engine.follower.is_full
+        assert engine.applier.memory.is_full
         assert not engine.is_pushed
         assert engine.watermark.seq < cluster.seq
         assert engine.memory_bytes < 2 * MIB
