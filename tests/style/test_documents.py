@@ -14,6 +14,7 @@ from tests.style.sources import ROOT, file_names, texts
 _LINK = re.compile(r"\]\((?P<path>[^)#\s]+)(#[^)]*)?\)")
 _FILE = re.compile(r"`(?P<path>[\w./-]+\.(py|md|toml|proto|yaml|txt|sh))`")
 _FOLDER = re.compile(r"`(?P<path>(server|clients|protos|docker|tests|examples)/[\w/-]*)`")
+_TEST = re.compile(r"`(?:[\w/]*/)?(?P<file>test_\w+\.py)::(?P<name>\w+)")
 _STEP = re.compile(r"^\| [^|]+ \| `([\w/]+\.py)` \| `([\w.]+)` \|$", re.MULTILINE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BUILT = ("protos/node_modules", "docker/.env")  # made by tools and users
@@ -41,6 +42,21 @@ def test_links_and_paths_exist(name: str) -> None:
         if not (ROOT / path["path"]).exists() and path["path"] not in _BUILT
     ]
     assert broken + missing == []
+
+
+def test_named_tests_exist() -> None:
+    """A test that a document names is in a file of that name."""
+    texts_of = {name: (ROOT / name).read_text() for name in file_names() if "/test_" in name}
+    missing = [
+        f"{document}: {test['file']}::{test['name']}"
+        for document in DOCUMENTS
+        for test in _TEST.finditer((ROOT / document).read_text())
+        if not any(
+            name.endswith("/" + test["file"]) and f"def {test['name']}(" in text
+            for name, text in texts_of.items()
+        )
+    ]
+    assert missing == []
 
 
 def test_the_diagram_of_the_architecture_is_that_of_the_imports() -> None:
