@@ -1,4 +1,4 @@
-"""A bucket that commands are told to use, and their environment."""
+"""A bucket for commands to use, and their environment."""
 
 from __future__ import annotations
 

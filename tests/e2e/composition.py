@@ -1,13 +1,13 @@
-"""Runs what the compose files of docker/ say as plain processes, without containers.
+"""Runs the services of the compose files of docker/ as plain processes, without containers.
 
-Each has the arguments and the environment of the file, where names of hosts have become addresses
-of this machine, and mount points have become folders; and nothing of the environment of the test
-but PATH. Servers of others run already, unless their image is built here.
+Each has the arguments and the environment of the file, with host names replaced by addresses of
+this machine and mount points by folders; nothing of the environment of the test except PATH.
+Third-party servers run already, unless their image is built here.
 
 A volume is a folder with the owner and the mode that Docker gives a new one: those of its mount
 point in the image, and root's where the image has none. Processes run as the user of their image,
 who may write what is theirs and read everything: Python may be in a folder of root's. Both need
-root; without it everything belongs to the user of the tests, and what would be root's is read-only.
+root; without it everything belongs to the user of the tests, and root's folders are read-only.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Composition:
         home: Path,
         settings: Mapping[str, str],
     ) -> None:
-        """`hosts` says where HOST:PORT of the file is here; `settings` are beside those there.
+        """`hosts` maps each HOST:PORT of the file to an address here; `settings` are added to the
+        file's.
 
         `home` has the volumes; every user must be able to enter it.
         """
@@ -100,9 +101,9 @@ class Composition:
     def start(
         self, name: str, *, address: str | None = None, mount_point: str | None = None
     ) -> Child:
-        """Start a service, once more if it runs already, and don't wait.
+        """Start a service, also one that runs already, and don't wait.
 
-        `mount_point` is where its one volume is mounted instead of where the file says.
+        `mount_point` replaces that of its one volume.
         """
         service = self._services[name]
         image = read_dockerfile(Path(service.dockerfile).name)
@@ -140,13 +141,13 @@ class Composition:
         return await check.exited() == 0
 
     async def healthy(self, name: str) -> None:
-        """Wait until its health check says that it is well."""
+        """Wait until its health check succeeds."""
         async with asyncio.timeout(HEALTHY_S):
             while not await self.is_healthy(name):
                 assert self[name].running, self[name].report()
 
     async def stop(self, name: str) -> int:
-        """What `docker stop` does: SIGTERM to the first process of the container alone."""
+        """Stop it like `docker stop`: SIGTERM to the first process of the container alone."""
         child = self[name]
         os.kill(child.pid, signal.SIGTERM)
         return await child.exited(within_s=EXIT_S)

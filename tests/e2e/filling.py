@@ -13,7 +13,7 @@ from shalekv.protocol.compaction.workload import Workload, operations
 from shalekv_client import Batch, Client, RetryPolicy
 
 BATCH_COUNT = 100
-PATIENT = RetryPolicy(attempts_max=1_000)  # what is refused was not applied
+PATIENT = RetryPolicy(attempts_max=1_000)  # a refused write was not applied
 TIMEOUT_MS = 120_000
 
 
@@ -30,7 +30,7 @@ class Filling:
         self._live_bytes: list[int] = ops.live_bytes.tolist()
 
     def live_bytes(self, count: int = 0) -> int:
-        """Of keys and values that are there after so many operations; 0: after all."""
+        """Return the bytes of live keys and values after this many operations; 0: after all."""
         return self._live_bytes[count - 1]
 
     @property

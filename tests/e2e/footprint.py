@@ -1,6 +1,6 @@
-"""What a database on `file://` takes on its disk, watched while it is written.
+"""Disk space of a database on `file://`, measured while it is written.
 
-Everything is read from its files: nothing is believed that a server says of itself.
+Everything is read from its files, not from reports of a server.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Footprint:
     folder: Path
     l0_count_max: int = 0
     open_wal_bytes_max: int = 0  # of WAL objects that are not compacted
-    needed_bytes: int = 0  # when it was looked at: the levels, and the WAL that is not compacted
-    disk_bytes_max: int = 0  # of all files, those that wait for the collector included
-    _wal_bytes: dict[int, int] = field(default_factory=dict)  # of each that was ever seen
+    needed_bytes: int = 0  # at the last measurement: the levels, and the WAL that is not compacted
+    disk_bytes_max: int = 0  # of all files, including those that wait for the collector
+    _wal_bytes: dict[int, int] = field(default_factory=dict)  # of each object ever seen
 
     @property
     def wal_bytes(self) -> int:
         return sum(self._wal_bytes.values())
 
     def look(self) -> Version:
-        """Look at the files; the version of the newest manifest."""
+        """Measure the files; return the version of the newest manifest."""
         sizes = self._sizes()
         manifest = self._newest_manifest()
         version = Version.of(manifest)

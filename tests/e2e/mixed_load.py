@@ -1,4 +1,4 @@
-"""A mixed load: writes of every kind, reads, open scans, snapshots, replicas; and what was told.
+"""A mixed load: writes of every kind, reads, open scans, snapshots, replicas; and all replies.
 
 Every write must be acknowledged, every read be answered: this is for servers that are not stopped.
 """
@@ -42,7 +42,7 @@ from tests.judging.commits import (
 )
 from tests.kit.processes.stubs import kv_stub
 
-PATIENT = RetryPolicy(attempts_max=1_000)  # what is refused was not applied
+PATIENT = RetryPolicy(attempts_max=1_000)  # a refused write was not applied
 TIMEOUT_MS = 60_000
 SLACK_MS = 250.0  # between the clocks of the database and of the test
 KEYS = 500
@@ -52,7 +52,7 @@ LOAD_COUNT = 50
 TTLS_MS = (1_500, 3_600_000)
 WRITERS = 5
 REREADS = 3  # of each view
-PACE = 40  # commits that pass between two looks at an open scan
+PACE = 40  # commits between two reads of an open scan
 SNAPSHOT_S = 600
 # A replica takes the time from the log, which may be so much behind while nothing is written.
 BEHIND_MS = 8_000
@@ -94,7 +94,7 @@ class MixedLoad:
             self._progress.notify_all()
 
     def check(self) -> None:
-        """Judge all that was told, now that all commits are known. Raises `Violation`."""
+        """Judge all replies, now that all commits are known. Raises `Violation`."""
         self.views.check()
         checks = sorted(self._checks, key=lambda each: each[0])
         states = self.commits.states(seq for seq, _ in checks)
@@ -102,13 +102,13 @@ class MixedLoad:
             check(state)
 
     async def check_end(self, address: str, *, behind_ms: float = 0) -> None:
-        """Judge what a server tells of all that was written, by a time that may be so much behind.
+        """Judge what a server shows of all that was written, if it may lag by this time.
 
-        Only readers are behind, and they may have to look for the end of it first.
+        Only readers lag, and they may have to poll for the end of it first.
         """
         async with self._client(address) as client:
             if behind_ms:
-                await client.get(_key(0))  # it tells which database this is
+                await client.get(_key(0))  # it learns which database this is
                 assert client.token is not None
                 client.advance(replace(client.token, seq=self.commits.last_seq))
             for reverse in (False, True):
@@ -235,7 +235,7 @@ class MixedLoad:
         return "view read again"
 
     async def _scan_slowly(self, client: Client, random: Random) -> str:
-        """A stream of which little is taken at a time."""
+        """Read a stream slowly, a little at a time."""
         sent_ms = _now_ms()
         scan = client.scan(reverse=random.random() < 0.5)
         rows = [_row(entry) for entry in await scan.read()]
@@ -289,11 +289,11 @@ class MixedLoad:
         self.commits.add(commit.seq, effects)
 
     def expect(self, seq: int, key: bytes, now: Between, seen: SeenValue | None) -> None:
-        """A read of the state `seq` was told this of a key: judge it when all commits are known."""
+        """Judge this reply of a read of the state `seq` when all commits are known."""
         self._checks.append((seq, lambda state: state.check_key(key, now, seen)))
 
     async def passed(self, count: int) -> None:
-        """Wait until so many commits more were acknowledged, or nothing more is to be begun."""
+        """Wait until this many more commits were acknowledged, or nothing more is to be begun."""
         goal = len(self.commits) + count
         async with self._progress:
             await self._progress.wait_for(lambda: len(self.commits) >= goal or self._stop.is_set())

@@ -43,7 +43,7 @@ class BackedUpDatabase:
         return await self.database.processes.run(*argv, env=self.database.env, code=0)
 
     async def fill(self) -> Pairs:
-        """Create the database with SSTs and a log, which nobody serves then; what is in it."""
+        """Create the database with SSTs and a log, and no server; return its contents."""
         for first in (0, 100):
             server = await self.database.serve(*ALONE)
             async with Client(server.listen) as client:
@@ -105,7 +105,7 @@ async def test_backups_are_made_while_everything_runs(
             tasks.create_task(back_up())
         listed = await it.there("list", "--format", "json")
         rows = [json.loads(line) for line in listed.stdout().splitlines()]
-        # By time, and the store may tell that in seconds: then what follows the time decides.
+        # By time, which the store may report in seconds: then the part after the time decides.
         assert [row["backup_id"] for row in rows] == sorted(each[0] for each in made)
         assert "sound" in (await it.there("verify")).stderr()
         backup_id, at_least, at_most = made[1]
@@ -124,7 +124,7 @@ async def test_backups_are_made_while_everything_runs(
 async def test_a_backup_that_stood_still_too_long_is_none(
     processes: Processes, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    """Its snapshot has expired, and what it needed is collected: it is told, and nothing made."""
+    """Its snapshot has expired, and what it needed is collected: it fails and makes nothing."""
     it = BackedUpDatabase(processes, tmp_path, s3_server)
     database = it.database
     async with asyncio.timeout(DEADLINE_S):
@@ -149,7 +149,7 @@ async def test_a_backup_that_stood_still_too_long_is_none(
 
 
 async def scan(processes: Processes, url: str) -> Pairs:
-    """What a server on what was restored shows, after a write to it; it is sound then, too."""
+    """Return what a server on the restored database shows, after a write to it; check it, too."""
     server = await processes.serve(url, create=False)
     async with Client(server.listen) as client:
         found = [(each.key, each.value) async for each in client.scan()]

@@ -1,6 +1,6 @@
-"""A database in a bucket while the store loses replies, throttles, refuses, or is away.
+"""A database in a bucket while the store loses replies, throttles, refuses, or is unreachable.
 
-What was acknowledged stays, nothing is applied twice, and all goes on by itself when the trouble is
+Acknowledged writes stay, none is applied twice, and service resumes by itself when the fault is
 over.
 """
 

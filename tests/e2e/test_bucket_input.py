@@ -1,6 +1,6 @@
-"""Commands on buckets that cannot be used as they were told: each says in one line what is wrong.
+"""Commands on buckets that cannot be used: each prints one line with the problem.
 
-It names the store, what was done with it, and what to do; it shows no traceback and no secret.
+The line names the store, the request, and what to do; there is no traceback and no secret.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PAGE = b"<!doctype html><title>It works!</title>"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is set in the environment, where a command looks, and all that it says."""
+    """Environment of a command, its URL, and the line that it must print."""
 
     name: str
     says: tuple[str, ...]
@@ -165,7 +165,7 @@ def s3() -> Iterator[S3Server]:
 
 
 async def problem_of(command: Child, code: ExitCode) -> str:
-    """What a command tells that must fail, in the one line that it tells it in."""
+    """Run a command that must fail; return the problem, in its one line."""
     assert await command.exited() == code, command.report()
     said = command.stdout() + command.stderr()
     assert "Traceback" not in said, command.report()
@@ -224,11 +224,11 @@ async def test_servers_of_another_kind_are_doubted(processes: Processes, s3: S3S
 
 
 async def test_a_missing_driver(processes: Processes, s3: S3Server, tmp_path: Path) -> None:
-    """What has to be installed is told, as a command."""
+    """The error of a missing driver has the command that installs it."""
     (tmp_path / "asyncmy.py").write_text("raise ImportError(__name__)\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     env = of(s3) | records(f"{MYSQL}/records") | {"PYTHONPATH": path}
-    main = "from shalekv.cli.main import main; main()"  # that imports all of it anew
+    main = "from shalekv.cli.main import main; main()"  # imports all of it in a new process
     command = processes.start("-c", main, *CREATE, "--url", URL, program=sys.executable, env=env)
     problem = await problem_of(command, ExitCode.USAGE)
     assert "pip install 'shalekv[server,mysql]'" in problem
@@ -238,7 +238,7 @@ async def test_a_missing_driver(processes: Processes, s3: S3Server, tmp_path: Pa
 async def test_a_database_of_the_other_mode(
     processes: Processes, s3: S3Server, tmp_path: Path, modes: tuple[str, str]
 ) -> None:
-    """A command that would change it says with which flag it was created."""
+    """A command that would change it names the flag with which it was created."""
     url = f"s3://{BUCKET}/created/{modes[0]}"
     two_phase = of(s3) | records(f"sqlite://{tmp_path}/records.db")
     envs = {"native": of(s3), "two_phase": two_phase}

@@ -21,7 +21,7 @@ PATIENT = variables({f"{SUPERVISOR}:GRACE_MS": 60_000})  # a child that ends lat
 
 
 def is_reported_by(role: str) -> Callable[[Line], bool]:
-    """Accepts what this child says; both begin with that they have begun to work."""
+    """Accept lines of this child; each begins with the line that it has begun to work."""
     return lambda line: line.get("role") == role
 
 
@@ -47,7 +47,9 @@ async def test_children_end_when_their_parent_is_killed(
 async def test_a_signal_ends_all(
     processes: Processes, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """As Ctrl-C does in a terminal: the server ends with 0 after both children, which say so."""
+    """A signal to the group, like Ctrl-C in a terminal, ends the server with 0, after both
+    children, which log it.
+    """
     server = await processes.serve(f"file://{tmp_path}/db", env=PATIENT)
     children = [await started(server, role) for role in ROLES]
     for role in ROLES:
@@ -62,7 +64,7 @@ async def test_a_signal_ends_all(
 
 
 async def test_a_compactor_elsewhere_is_not_fought(processes: Processes, tmp_path: Path) -> None:
-    """The child is superseded, the server says so once, starts none, and serves on."""
+    """The child is superseded; the server logs that once, starts none, and continues to serve."""
     url = f"file://{tmp_path}/db"
     server = await processes.serve(url, env=QUICK)
     child = await started(server, "compactor")
@@ -80,7 +82,7 @@ async def test_a_compactor_elsewhere_is_not_fought(processes: Processes, tmp_pat
 async def test_settings_reach_children_from_wherever_they_come(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """Flags, environment and file are read by the server, and its children do as it was told."""
+    """Flags, environment and file are read by the server, and its children use them."""
     config = tmp_path / "shalekv.toml"
     config.write_text("[collector]\ncollect_interval_ms = 4321\n")
     env = {"SHALEKV_COMPACTOR__COMPACTOR_POLL_MS": "321", "SHALEKV_CONFIG": str(config)}

@@ -19,7 +19,7 @@ from tests.kit.processes.processes import SHALEKV, Processes
 async def test_a_load_can_be_interrupted_while_it_waits(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """Ctrl-C ends a load that waits for input, at once; it tells what is stored, or not known."""
+    """Ctrl-C ends a load that waits for input, at once; it reports what is stored, or unknown."""
     server = await processes.serve(f"file://{tmp_path}/db")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

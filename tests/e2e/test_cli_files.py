@@ -19,12 +19,12 @@ from tests.kit.processes.processes import Processes
 
 PAIRS = 60_000
 KEYS = 40_000  # so that a third of the rows sets a key again
-RATE = 20_000  # rows/s: slow enough to be killed, whatever the machine
+RATE = 20_000  # rows/s: slow enough to be killed on any machine
 KILL_AT = 20_000
 
 
 def pairs() -> list[tuple[str, str]]:
-    """The rows of an input; of keys that stand there twice the last one has to win."""
+    """Return the rows of an input; of a repeated key the last row counts."""
     return [(f"key{number * 7919 % KEYS:06}", f"value {number}") for number in range(PAIRS)]
 
 
@@ -34,7 +34,7 @@ async def stored(server: Child) -> dict[bytes, bytes]:
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """What the state file of a load says; nothing while there is none."""
+    """Return the state file of a load; empty while there is none."""
     if not path.exists():
         return {"line": 0, "rows": 0}
     found = json.loads(path.read_text())
@@ -43,7 +43,7 @@ def state_of(path: Path) -> dict[str, Any]:
 
 
 async def killed_half_way(load: Child, state: Path, server: Child) -> dict[str, Any]:
-    """Kill a load when its state says that it has come to `KILL_AT`; the state that it left."""
+    """Kill a load when its state has reached `KILL_AT`; return the state that it left."""
     async with asyncio.timeout(EXIT_S), Client(server.listen) as client:
         while state_of(state)["line"] < KILL_AT:
             assert load.running, load.report()

@@ -28,8 +28,8 @@ SEVEN = (7).to_bytes(8, "little")
 
 
 async def test_every_write_is_applied_once(processes: Processes, tmp_path: Path) -> None:
-    """Whatever a server that is killed had applied without an answer is not applied again: calls
-    do not even notice that it was gone.
+    """A write that a killed server had applied without an answer is not applied again: calls do not
+    even notice the kill.
     """
     random = random_of("kills of a client's server")
     url = f"file://{tmp_path}/db"
@@ -134,9 +134,9 @@ async def test_killed_between_durable_and_reply(processes: Processes, tmp_path: 
 
 
 async def test_sessions_of_a_server_that_ends(processes: Processes, tmp_path: Path) -> None:
-    """What a session had answered when its server was killed is there; of the rest each operation
-    says that its outcome is unknown, or that it was never sent, and what was never sent is not
-    there. A server that is asked to stop ends at once although clients have sessions open.
+    """Answered operations of a session are there when its server was killed; each of the others
+    ends as unknown or as never sent, and the latter is not there. A server that is stopped ends at
+    once although clients have sessions open.
     """
     url = f"file://{tmp_path}/db"
     async with asyncio.timeout(DEADLINE_S):

@@ -32,7 +32,7 @@ def is_idle(url: str, line: Line) -> bool:
 async def test_databases_are_collected_until_the_process_is_stopped(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """A line for each collection; one that fails is told, again and again, and stops nobody."""
+    """A line for each collection; one that fails is logged each time, and stops no other."""
     databases = [await with_garbage(tmp_path / name) for name in ("one", "two")]
     urls = [f"file://{tmp_path}/{name}" for name in ("one", "none", "two")]
     child = processes.start("collector", *(part for url in urls for part in ("--url", url)), *FAST)

@@ -87,7 +87,7 @@ async def part_pids(child: Child, count: int) -> list[int]:
 
 
 def parts(child: Child) -> list[int]:
-    """The processes of parts that it has told of so far."""
+    """The processes of parts that it has logged up to now."""
     return [line["pid"] for line in child.lines() if line.get("event") == "part started"]
 
 
@@ -126,7 +126,7 @@ async def test_killed_it_leaves_no_process_behind(
 async def test_a_part_that_is_killed_is_run_again(
     processes: Processes, tmp_path: Path, database: CompactedDatabase
 ) -> None:
-    """The merge is given up with all its processes, nothing is published, and it begins anew; in
+    """The merge is given up with all its processes, nothing is published, and it begins again; in
     the middle of that SIGTERM ends it with 0, its processes with it.
     """
     child = start(processes, tmp_path, *SLOW)
@@ -185,7 +185,7 @@ async def test_it_ends_with_the_pipe_of_its_parent(
 async def test_a_pattern_without_a_database_is_reported(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """At a URL without a database it ends with the exit code that says so."""
+    """At a URL without a database it ends with the exit code for that."""
     child = start(processes, tmp_path / "nothing")
     assert await child.exited() == 3, child.report()
 
@@ -201,8 +201,8 @@ def is_reported(event: str, path: Path) -> Callable[[Line], bool]:
 async def test_what_fails_for_one_database_does_not_end_the_others(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """One is compacted, one is damaged, one is created later, one is taken over: every line says
-    which; SIGTERM ends it with 0, and its lease with it.
+    """One is compacted, one is damaged, one is created later, one is taken over: every line names
+    its database; SIGTERM ends it with 0, and its lease with it.
     """
     good, damaged, later, taken = (tmp_path / name for name in ("good", "bad", "later", "taken"))
     compacted = await saved(good)

@@ -120,7 +120,7 @@ async def test_what_the_profile_quorum_starts_works(s3: S3Server, home: Path) ->
 
 
 async def test_a_volume_that_belongs_to_root(s3: S3Server, home: Path) -> None:
-    """A mount point that the image lacks is root's: the safekeeper ends at once and says so."""
+    """A mount point that the image lacks is root's: the safekeeper ends with that reason."""
     with composition(home, s3) as services:
         await services.up(["bucket"])
         assert await services["bucket"].exited() == ExitCode.OK
@@ -199,7 +199,7 @@ async def test_a_fenced_container_stays_down(s3: S3Server, home: Path) -> None:
 
 
 async def lives(services: Composition, roles: Roles) -> None:
-    """Start everything, use it, kill the writer, go on, and stop everything."""
+    """Start everything, use it, kill the writer, continue, and stop everything."""
     await services.up([roles.writer, *roles.readers, roles.compactor, roles.collector])
     await put(services, roles.writer, b"from/python", b"1")
     assert await grpcurl_get(services, roles.writer, b"from/python") == b"1"

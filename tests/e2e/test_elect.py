@@ -1,4 +1,4 @@
-"""Fail-over without a human: servers that stand by, take over, and step down."""
+"""Fail-over without a human: standby servers take over, and step down."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_take_over_by_a_lease_in_the_bucket(
 async def test_take_over_for_long_by_a_lease_in_etcd(
     processes: Processes, tmp_path: Path, etcd_server: EtcdServer
 ) -> None:
-    """As above, fifty times in a row."""
+    """Fifty takeovers in a row succeed."""
     elect = key_of(etcd_server, tmp_path)
     await take_over(Cluster(processes, tmp_path), elect, TAKE_OVERS_SOAK)
 
@@ -78,7 +78,9 @@ async def test_take_over_for_long_by_a_lease_of_kubernetes(
 async def test_take_over_by_a_lease_in_etcd(
     processes: Processes, tmp_path: Path, etcd_server: EtcdServer
 ) -> None:
-    """By a kill; and when the lease is deleted by hand, the writer stands by, and does not end."""
+    """By a kill; and when the lease is deleted by hand, the writer becomes a standby, and does not
+    end.
+    """
     elect = key_of(etcd_server, tmp_path)
     cluster = Cluster(processes, tmp_path)
     await take_over_and_step_down(cluster, elect, lambda: etcd_server.delete(f"test{tmp_path}"))
@@ -107,8 +109,8 @@ async def take_over_and_step_down(
 async def test_a_server_outside_of_kubernetes_ends_at_once(
     processes: Processes, tmp_path: Path, kubernetes: KubernetesApi
 ) -> None:
-    """And so does one that may not use the Lease: with the exit code of a setting, and a line that
-    says what is missing.
+    """So does one that may not use the Lease: with the exit code of a setting, and a line with the
+    missing part.
     """
     kubernetes.verbs.clear()
     outside, forbidden = (
@@ -123,7 +125,7 @@ async def test_a_server_outside_of_kubernetes_ends_at_once(
 
 
 async def test_take_over_with_safekeepers(processes: Processes, tmp_path: Path) -> None:
-    """The same with a log on safekeepers, one of which is killed."""
+    """A standby takes over a log on safekeepers, one of which is killed."""
     cluster = await Cluster.started(processes, tmp_path)
     async with elected(cluster, "bucket", "bucket", flags=SHORT) as group:
         await cluster.kill([0])
@@ -134,8 +136,8 @@ async def test_take_over_with_safekeepers(processes: Processes, tmp_path: Path) 
 async def test_an_elector_that_lies(
     processes: Processes, tmp_path: Path, etcd_server: EtcdServer
 ) -> None:
-    """Two servers that are both told that they are elected fence each other, stand by, and come
-    back: the history stays right, since nothing of it rests on the elector.
+    """Two servers that are both elected fence each other, become standbys, and come back: the
+    history stays right, since nothing of it rests on the elector.
     """
     elects = ["bucket", key_of(etcd_server, tmp_path)]
     async with elected(Cluster(processes, tmp_path), *elects, flags=SHORT) as group:
@@ -145,9 +147,9 @@ async def test_an_elector_that_lies(
 
 
 async def test_a_stop_hands_over_at_once(processes: Processes, tmp_path: Path) -> None:
-    """A server that stands by refuses calls, and says who is elected. SIGTERM releases the lease
-    when all is durable: the process ends with 0, and the other serves without waiting for the
-    lease to lapse. One that stands by ends as well.
+    """A standby refuses calls, and names the elected server. SIGTERM releases the lease when all is
+    durable: the process ends with 0, and the other serves without waiting for the lease to lapse. A
+    standby ends as well.
     """
     async with elected(Cluster(processes, tmp_path), "bucket", "bucket", flags=LONG) as group:
         await group.idle.line(lambda line: line.get("holder") == group.writer.listen)
@@ -165,10 +167,11 @@ async def test_a_stop_hands_over_at_once(processes: Processes, tmp_path: Path) -
 
 
 async def test_a_pause_past_the_lease_steps_down(processes: Processes, tmp_path: Path) -> None:
-    """A writer that was paused while another took over stands by in the same process, its children
-    end, and it serves again when it is elected once more. Children run beside the writer alone.
+    """A writer that was paused while another took over becomes a standby in the same process, its
+    children end, and it serves again when it is elected once more. Children run beside the writer
+    alone.
     """
-    # Children that have only just begun end late, too, and say so when they are given the time.
+    # Children that have just begun end late, too, and log it if they have the time.
     flags = (*STEADY, "--with-compactor", "--with-collector")
     env = variables({"shalekv.cli.process.supervisor:GRACE_MS": 60_000})
     cluster = Cluster(processes, tmp_path)
@@ -190,8 +193,8 @@ async def test_a_pause_past_the_lease_steps_down(processes: Processes, tmp_path:
 
 
 async def test_a_writer_that_was_opened_by_force_ends(processes: Processes, tmp_path: Path) -> None:
-    """A writer without an elector takes over as ever, and the elected one stands by; later that one
-    takes over in turn, and the other, which has nobody to ask, ends as fenced.
+    """A writer without an elector takes over as always, and the elected one becomes a standby;
+    later that one takes over in turn, and the other, without an elector, ends as fenced.
     """
     async with elected(Cluster(processes, tmp_path), "bucket", flags=SHORT) as group:
         epoch = group.writes.epoch
@@ -217,7 +220,7 @@ def is_compactor_started(line: Line) -> bool:
 
 
 def steps_down(line: Line) -> bool:
-    """Whether a server says that it has lost its lease, or the database."""
+    """Whether a server has logged that it has lost its lease, or the database."""
     return line.get("event") in {"lease lost", "standing by again"}
 
 

@@ -1,4 +1,4 @@
-"""Values that expire in real servers: watches are told once, whatever happened in between."""
+"""Values that expire in real servers: watches report that once, across restarts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RENEWED_MS = 1_500  # would end before the long one, and is overwritten before
 
 
 async def expired_keys(address: str, keys: int) -> list[bytes]:
-    """Keys whose end is told from the beginning of the log on, until there are so many."""
+    """Return the keys whose expiry a watch of the whole log reports, up to this many."""
     found: list[bytes] = []
     async with (
         asyncio.timeout(DEADLINE_S),
@@ -37,8 +37,8 @@ async def expired_keys(address: str, keys: int) -> list[bytes]:
 async def test_expiry_of_values_is_reported_across_a_kill(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """Whether they expire while their writer serves or later, in memory or in the levels, once; a
-    reader tells the same.
+    """Expiry while the writer serves or later, in memory or in the levels, is reported once; a
+    reader reports the same.
     """
     url = f"file://{tmp_path}/db"
     server = await processes.serve(url, *FAST)

@@ -23,13 +23,13 @@ from tests.kit.processes.process_memory import most_resident_bytes, resident_byt
 from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of
 
-SLACK_BYTES = 64 * MIB  # of memory, beside what the process takes idle, and its budget
-CHECK_EVERY_COUNT = 500  # operations between two looks at the files
+SLACK_BYTES = 64 * MIB  # of memory, in addition to an idle process and its budget
+CHECK_EVERY_COUNT = 500  # operations between two measurements of the files
 L0_FULL = 3  # times `l0_trigger_count`, where the policy adds nothing to L0
 SPACE_MAX = 2.0  # bytes that are needed for a byte of keys and values, while writing
 DISK_MAX = 6  # ... and those that wait for the collector: without it they are more than 8
-LOCAL_JOB_S = 0.03  # what a compaction takes beside its bytes, on a local disk
-TOLERANCE = 0.2  # of what the simulator foretells
+LOCAL_JOB_S = 0.03  # of a compaction, in addition to its bytes, on a local disk
+TOLERANCE = 0.2  # of the simulator's prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Fill:
         return with_memory_shares(settings)
 
 
-SHORT = Fill(24 * MIB, 16 * MIB)  # too little for several levels, of which the rest is foretold
+SHORT = Fill(24 * MIB, 16 * MIB)  # too little for several levels, of which the rest is predicted
 
 
 @pytest.mark.timeout(3_600)
@@ -131,12 +131,12 @@ async def test_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of a fill."""
+    """Measurements of a fill."""
 
     write: float
     space: float
-    bytes_per_s: float  # of keys and values, as they were written
-    merged_bytes_per_s: float  # that compactions of levels have read, while they ran
+    bytes_per_s: float  # of written keys and values
+    merged_bytes_per_s: float  # read by compactions of levels, while they ran
 
 
 def check_memory(what: str, server: Child, idle_bytes: int, fill: Fill) -> None:
@@ -184,7 +184,7 @@ def merged_bytes_per_s(server: Child) -> float:
 
 
 def written_bytes(process: Child) -> int:
-    """What the compactor of a server, or one alone, says that it has written."""
+    """Return the bytes that the compactor, of a server or alone, reports as written."""
     return sum(
         line["written_bytes"] for line in process.lines() if line.get("event") == "compacted"
     )

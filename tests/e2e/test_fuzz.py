@@ -1,8 +1,8 @@
-"""Random requests against a server: whatever comes, it answers, goes on, and keeps its word.
+"""Random requests against a server: it answers all of them, continues, and loses nothing.
 
 Each example is a new server. After all of its requests a put and a get still work, nothing is left
 queued, and a database that is opened from the objects of that moment, as after a crash, holds what
-the server has shown and knows what it has applied.
+the server has shown and has what it has applied.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.kit.processes.in_process import memory_store, serving, wall_clock_ms,
 from tests.kit.seeds import run_seed
 
 EXAMPLE_TIMEOUT_S = 30
-SOON_MS = 600_000  # a value that lives no longer may expire while the test looks
+SOON_MS = 600_000  # a value with a shorter life may expire during the test
 FAULTS = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED"})
 REASONS = frozenset(kind.reason for kind in TABLE)
 EXAMPLES, EXAMPLES_OF_SOAK = 12, 1_500
@@ -104,7 +104,7 @@ def check_failure(failure: Failure) -> None:
     """The error is one of the published ones, and does not blame the server."""
     assert failure.domain == "shalekv", failure
     assert failure.reason in REASONS, failure
-    # Of faults this one is the request's own: it has asked for a commit that is not there.
+    # This fault may be caused by the request: it has asked for a commit that is not there.
     assert failure.code not in FAULTS or failure.reason == "SEQ_NOT_REACHED", failure
     assert failure.message, failure
 
@@ -122,7 +122,7 @@ def lasting(entries: list[Entry]) -> list[Entry]:
 
 
 async def attack(acts: Sequence[Call]) -> None:
-    """Carry out all acts on a new server, then look at it and at what would be left of it."""
+    """Carry out all acts on a new server, then check it and the objects it would leave."""
     objects = MemoryObjects()
     everything = kv_pb2.ScanRequest()
     async with (
@@ -163,7 +163,7 @@ KINDS: dict[str, st.SearchStrategy[list[Any]]] = {
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_requests(kind: str, examples: int) -> None:
-    """Whatever is sent, nothing but documented errors comes of it, and nothing is lost."""
+    """Any request gets documented errors only, and nothing is lost."""
 
     @seed(run_seed())
     @settings(deadline=None, max_examples=examples, print_blob=True)

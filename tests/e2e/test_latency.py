@@ -124,8 +124,8 @@ def test_many_clients(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_idle_writer_notices_within_one_poll(seed: int) -> None:
-    """From the moment another writer has won its epoch, one without writes goes on for one poll,
-    and for the two requests that the look takes.
+    """From the moment another writer has won its epoch, one without writes continues for one poll
+    interval, and for the two requests of the poll.
     """
 
     async def main(sim: Simulation) -> float:

@@ -29,7 +29,7 @@ from tests.kit.slow_store import SlowStore
 CLIENTS, CHANNELS = 200, 20
 KEYS_EACH = 20
 VALUE = bytes(800)
-LOST = 0.1  # of the creates have no answer
+LOST = 0.1  # share of the creates without an answer
 QUEUE_BYTES = 1 << 20
 WAITING_BYTES = 4 << 20  # all the clients' puts together are accounted with less
 OFFERED = 320  # writes that together are ten times what may be queued or wait
@@ -54,7 +54,7 @@ async def stubs(address: str, count: int) -> AsyncIterator[list[Kv]]:
 
 
 def check_bounds(served: Served, *, waiting_bytes: int = QUEUE_BYTES) -> None:
-    """What is queued, waits and is in the memtable is within its bounds."""
+    """Check that the queues, waiting requests and the memtable are within their bounds."""
     engine = served.writer.engine
     assert engine.admission.queued_bytes <= QUEUE_BYTES
     assert engine.admission.waiting_bytes <= waiting_bytes
@@ -112,8 +112,8 @@ async def expect_last_values(objects: MemoryObjects, puts: int) -> None:
 
 
 async def test_ten_times_the_bound() -> None:
-    """Past its bounds a server refuses with reason and advice, and applies nothing of it; what it
-    had let in is acknowledged as soon as the store goes on, and then it serves all by itself.
+    """Past its bounds a server refuses with reason and advice, and applies nothing of that; what it
+    had admitted is acknowledged as soon as the store works, and then it serves all by itself.
     """
     store = SlowStore()
     writer = {"queued_bytes_max": QUEUE_BYTES, "admission_waiting_bytes_max": QUEUE_BYTES}

@@ -18,7 +18,7 @@ from tests.kit.seeds import random_of
 from tests.servers.s3 import S3Server
 
 LOAD_S, SOAK_S = 5.0, 300.0
-PATIENCE_S = 300.0  # how long a load goes on until there was enough to do beside it
+PATIENCE_S = 300.0  # maximum duration of a load until enough was compacted and collected
 ENOUGH, ENOUGH_SOAK = 2, 10  # compactions of levels, and collections
 FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(value))]
 
@@ -37,8 +37,8 @@ RESTLESS = (
 async def test_nothing_is_lost_or_comes_back_while_all_is_compacted_and_collected(
     processes: Processes, s3_server: S3Server, duration_s: float, enough: int
 ) -> None:
-    """Whatever reads, scans, snapshots and replicas are told is a state of the log; nothing that is
-    read is ever missing, and a crash loses nothing.
+    """Replies to reads, scans, snapshots and replicas are states of the log; nothing that is read
+    is ever missing, and a crash loses nothing.
     """
     bucket = f"mixed-{uuid4().hex}"
     s3_server.create_bucket(bucket)
@@ -72,7 +72,7 @@ async def test_nothing_is_lost_or_comes_back_while_all_is_compacted_and_collecte
 
 
 def goes_on(server: Child, passed_s: float, duration_s: float, enough: int) -> bool:
-    """Whether a load is to go on: for so long, and until compactor and collector had enough to do.
+    """Return whether a load continues: for this time, and until compactor and collector did enough.
 
     On a busy machine they come to it late.
     """

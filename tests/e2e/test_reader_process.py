@@ -35,9 +35,9 @@ async def get(stub: kv_pb2_grpc.KVStub, key: bytes, **header: Any) -> kv_pb2.Get
 async def get_too_late(
     stub: kv_pb2_grpc.KVStub, header: kv_pb2.RequestHeader
 ) -> grpc.aio.AioRpcError:
-    """What the server tells of a get whose deadline passes.
+    """Return the error of a get whose deadline passes.
 
-    It answers only just before that: when the timer of the client was faster, it is asked again.
+    The server answers only just before that: if the timer of the client was faster, call again.
     """
     request = kv_pb2.GetRequest(key=b"k", header=header)
     for _ in range(ASKED_MAX):
@@ -52,7 +52,7 @@ async def test_reads_show_what_was_written_and_how_old_it_may_be(
     processes: Processes, tmp_path: Path
 ) -> None:
     """A read with `min_seq` sees its write, one with `max_staleness_ms` is as new as that, and each
-    reply says role, epoch, commit, WAL object and staleness.
+    reply has role, epoch, commit, WAL object and staleness.
     """
     database = Cluster(processes, tmp_path)
     writer = await database.serve(*ALONE)

@@ -1,9 +1,9 @@
-"""What README.md tells a reader to type, command by command, in a folder of its own.
+"""The commands of README.md, one by one, in a folder of its own.
 
-The blocks that start a server are the first terminal, all other shell blocks the second one; what
-it shows as text must come out. Few things differ from a reader's terminal: the port is a free one,
-make does not look whether the environment is up to date, and the bucket is that of a server on this
-machine, which the environment names as the section says.
+The blocks that start a server are the first terminal, all other shell blocks the second one; the
+outputs in the text must appear. There are few differences from a reader's terminal: the port is a
+free one, make does not check whether the environment is up to date, and the bucket is that of a
+server on this machine, which the environment names as the section says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTIVATE = ". .venv/bin/activate\n"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder that looks like the repository, without a database."""
+    """Make a folder like the repository, without a database."""
     for entry in ROOT.iterdir():
         if entry.name not in NOT_COPIED:
             (tmp_path / entry.name).symlink_to(entry)

@@ -28,7 +28,7 @@ from tests.unit.rpc.sessions import operation
 
 DURATION_S = 3.0
 SOAK_S = float(os.environ.get("REFUSALS_S", "1800"))
-SAMPLES = 20  # of the resident bytes; those of the first half show what is needed at full load
+SAMPLES = 20  # of the resident bytes; the first half shows the need at full load
 GROWTH_BYTES_MAX = 8 << 20  # beyond that in the second half: what is free is not always reused
 CALLS, SESSIONS, IN_FLIGHT = 100, 4, 350  # calls at once; operations of each session at once
 
@@ -46,7 +46,7 @@ REQUESTS: tuple[Message, ...] = (
 
 
 class Refused:
-    """Clients of which every request is refused, as many as the server can, for so long."""
+    """Clients all of whose requests are refused, at the rate that the server allows, for a time."""
 
     def __init__(self, server: Child, duration_s: float) -> None:
         self.reasons: Counter[str] = Counter()

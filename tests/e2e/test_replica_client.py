@@ -18,7 +18,7 @@ from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
 
 SOON_S = 8.0
-PATIENCE_MS = 60_000  # what a read takes that waits for a reader which stands still
+PATIENCE_MS = 60_000  # of a read that waits for a paused reader
 NEVER = ("--poll-interval-ms", "3600000", "--manifest-interval-ms", "3600000")
 OTHER_PROCESS = """
 import sys
@@ -59,7 +59,7 @@ async def database(processes: Processes, tmp_path: Path, *flags: str) -> AsyncIt
 
 @dataclass(slots=True)
 class Load:
-    """Writes and reads that go on by themselves, and what became of them."""
+    """Continuous writes and reads, and their outcomes."""
 
     client: Client
     acknowledged: list[bytes] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Load:
     news: asyncio.Event = field(default_factory=asyncio.Event)  # a write was acknowledged
 
     async def write(self, task: int) -> None:
-        """Write new keys, each of which must not have been there."""
+        """Write new keys, none of which may have been there."""
         number = 0
         while not self.is_over:
             key = b"%d/%06d" % (task, number)
@@ -101,7 +101,7 @@ async def test_client_carries_on_when_the_writer_is_killed(
     processes: Processes, tmp_path: Path
 ) -> None:
     """Kill -9 of the writer, a new one at another port: reads never fail, every acknowledged write
-    is there, once, and writes go on soon after its start.
+    is there, once, and writes continue soon after its start.
     """
     async with database(processes, tmp_path) as running, Client(running.addresses) as client:
         load = Load(client)
@@ -122,9 +122,9 @@ async def test_client_carries_on_when_the_writer_is_killed(
 
 async def test_own_writes_are_read_through_readers(processes: Processes, tmp_path: Path) -> None:
     """Gets, batch gets and scans at readers show each write that was made before them, also in
-    another process that is given the token. A client that knows one reader alone writes, runs
-    sessions, and finds a new writer, although the reader looks for news once in an hour. When all
-    are gone, calls end at their deadlines.
+    another process that is given the token. A client that knows only one reader writes, runs
+    sessions, and finds a new writer, although the reader polls once an hour. When all are gone,
+    calls end at their deadlines.
     """
     async with database(processes, tmp_path, *NEVER) as running:
         async with Client(running.addresses, replica_wait_ms=PATIENCE_MS) as client:
@@ -163,8 +163,8 @@ async def test_own_writes_are_read_through_readers(processes: Processes, tmp_pat
 async def test_stalled_reader_is_hedged_and_passed_over(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """With a reader that stands still, reads are right, and wait for it no longer than `hedge_ms`
-    or `replica_wait_ms`, whichever the client has.
+    """With a paused reader, reads are right, and wait for it no longer than `hedge_ms` or
+    `replica_wait_ms`, whichever the client has.
     """
     async with (
         database(processes, tmp_path) as running,

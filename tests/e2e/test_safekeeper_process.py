@@ -36,7 +36,7 @@ async def links() -> AsyncIterator[GrpcLinks]:
 
 
 async def test_promise_and_records_survive_a_kill(processes: Processes, tmp_path: Path) -> None:
-    """What was promised and acknowledged is there after SIGKILL in the middle of appends."""
+    """Promises and acknowledged records are there after SIGKILL in the middle of appends."""
     place = DatabasePlace(DATABASE_ID, f"file://{tmp_path}/archive/db")
     async with links() as way:
         node = start(processes, tmp_path)
@@ -70,7 +70,7 @@ async def test_promise_and_records_survive_a_kill(processes: Processes, tmp_path
 
 
 async def test_stopped_in_order(processes: Processes, tmp_path: Path) -> None:
-    """SIGTERM ends a node with streams that go on, with exit code 0."""
+    """SIGTERM ends a node with open streams, with exit code 0."""
     place = DatabasePlace(DATABASE_ID, f"file://{tmp_path}/archive/db")
     async with links() as way:
         node = start(processes, tmp_path)

@@ -71,7 +71,7 @@ async def test_grpcurl_needs_no_proto_files(processes: Processes, tmp_path: Path
 
 
 async def test_debug_services_show_connections(processes: Processes, tmp_path: Path) -> None:
-    """Of each role grpcurl lists and describes channelz, and finds its own connection by it."""
+    """In each role grpcurl lists and describes channelz, and finds its own connection by it."""
     url = _url(tmp_path)
     keeps = ("--data", f"{tmp_path}/data", "--url", f"file://{tmp_path}/archive")
     started = [
@@ -97,7 +97,7 @@ async def test_debug_services_show_connections(processes: Processes, tmp_path: P
 async def test_it_stops_when_it_is_asked_to(
     processes: Processes, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Exit code 0; who watches the health is told, and nothing is logged as an error."""
+    """The exit code is 0; watchers of the health are notified, and no error is logged."""
     # Children that have only just begun end late, too: without a word when they are given the time.
     patient = variables({"shalekv.cli.process.supervisor:GRACE_MS": 60_000})
     server = await processes.serve(_url(tmp_path), env=patient)
@@ -129,9 +129,9 @@ async def test_stopping_makes_accepted_writes_durable(processes: Processes, tmp_
     async with grpc.aio.insecure_channel(server.listen) as channel:
         kv = kv_pb2_grpc.KVStub(channel)
         assert (await kv.Get(kv_pb2.GetRequest(key=b"second"))).value == b"2"
-        for number in range(16):  # more than a connection holds that nobody reads from
+        for number in range(16):  # more than an unread connection holds
             await kv.Put(kv_pb2.PutRequest(key=b"%03d" % number, value=bytes(2 << 20)))
-        scan = kv.Scan(kv_pb2.ScanRequest())  # nobody reads its megabytes
+        scan = kv.Scan(kv_pb2.ScanRequest())  # its megabytes are not read
         await scan.read()
         server.send(signal.SIGINT)
         await server.line(event("asked to stop"))
@@ -146,7 +146,7 @@ async def test_stopping_makes_accepted_writes_durable(processes: Processes, tmp_
 
 
 async def test_a_taken_port_fences_nobody(processes: Processes, tmp_path: Path) -> None:
-    """A second server on the address is refused, and the first goes on serving the database."""
+    """A second server on the address is refused, and the first continues to serve the database."""
     first = await processes.serve(_url(tmp_path), "--fence-poll-ms", "100")
     second = processes.start(
         *("serve", "--url", _url(tmp_path), "--listen", first.listen, "--log-format", "json")
@@ -181,7 +181,7 @@ async def test_a_taken_port_fences_nobody(processes: Processes, tmp_path: Path) 
 async def test_what_cannot_be_served_is_refused(
     processes: Processes, arguments: list[str], code: ExitCode, message: str
 ) -> None:
-    """The exit code says what is wrong, the message says it in words, and there is no traceback."""
+    """The exit code has the kind of the problem, the message has it in words; no traceback."""
     refused = await processes.run("serve", "--listen", "127.0.0.1:0", *arguments, code=code)
     assert message in refused.stderr(), refused.report()
     assert "Traceback" not in refused.stderr(), refused.report()

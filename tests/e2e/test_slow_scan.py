@@ -53,8 +53,8 @@ class Size:
     ],
 )
 async def test_scans_to_a_slow_client(processes: Processes, tmp_path: Path, size: Size) -> None:
-    """Of the newest state and of a snapshot at once, slow at first and then as fast as can be:
-    memory grows by less than 64 MiB.
+    """With scans of the newest state and of a snapshot at once, slow at first and then at full
+    speed, memory grows by less than 64 MiB.
     """
     database = Cluster(processes, tmp_path)
     server = await database.serve(*ALONE)
@@ -96,7 +96,7 @@ def key_of(number: int) -> bytes:
 
 
 async def ingest(database: Cluster, address: str, size: Size) -> None:
-    """Files that stand ready become one commit, and levels."""
+    """Make prepared files one commit of the levels."""
     random = Random(1)
     per_file = FILE_BYTES // VALUE_BYTES
     infos = [

@@ -1,4 +1,4 @@
-"""Snapshots over gRPC: made, read, renewed, deleted and expired at processes, while all goes on."""
+"""Snapshots over gRPC: made, read, renewed, deleted and expired during writes and compactions."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CALL_S = 120.0
 SHORT_MS = 4_000  # the life of some values
 CLOCK = b"gone when they are over"
 KEYS = [b"%04d" % number for number in range(600)]
-# A batch of all keys passes by the memtable, a message has few of them, and blocks are read anew.
+# A batch of all keys bypasses the memtable, a message has few of them, and blocks are not cached.
 SMALL_READS = ("--scan-message-bytes", "8192", "--block-cache-bytes", "1048576")
 SMALL = ("--direct-ingest-bytes", "65536", *SMALL_READS)
 QUICK = ("--poll-interval-ms", "20", "--manifest-interval-ms", "200")
 
 
 class Server:
-    """What is asked of a process, whichever it is."""
+    """Calls to a process, of whichever role."""
 
     def __init__(self, kv: Any, admin: Any) -> None:
         self.kv = kv

@@ -16,7 +16,7 @@ NO_POLL = "--fence-poll-ms 3600000 --open-timeout-ms 3600000"
 SHORT = f"{NO_POLL} --snapshot-ttl-s 2"
 FENCE = "'before create wal/ 1'"
 FIRST_EDIT = "'before create manifest/ 1'"
-# The renewal of a short snapshot would tell the writer of the opener's epoch.
+# The renewal of a short snapshot would show the writer the opener's epoch.
 OVERTAKEN_OPENER = f"""
         serve before {NO_POLL}
         write before
@@ -157,5 +157,5 @@ SCHEDULES = {
 async def test_who_was_stopped_for_long_does_no_harm(
     processes: Processes, tmp_path: Path, name: str
 ) -> None:
-    """It finds out before it acknowledges, serves, publishes or says that anything was done."""
+    """It finds out before it acknowledges, serves, publishes or reports anything as done."""
     await ScheduleRun(processes, tmp_path).play(SCHEDULES[name])

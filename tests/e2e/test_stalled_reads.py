@@ -35,8 +35,8 @@ Read: TypeAlias = Callable[[], Awaitable[object]]
 async def test_servers_that_were_paused_past_their_snapshots_tell_nothing_wrong(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """What they read after the levels that they have read were merged and collected is right, or is
-    refused by an error of its own: gets, conditional writes, and scans that go on, which never end
+    """After the levels that they read were merged and collected, their reads are right, or are
+    refused by an error of their own: gets, conditional writes, and continued scans, which never end
     early. Soon they read the new levels.
     """
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
@@ -70,7 +70,7 @@ async def test_servers_that_were_paused_past_their_snapshots_tell_nothing_wrong(
             numbers = [*range(0, KEYS, 4), *range(0, KEYS, 4)]
             for number, each in zip(numbers, [client, replica] * len(numbers), strict=False):
                 reads.append(partial(each.get, _key(number)))
-            # They reach a process that is stopped, and are read as soon as it goes on.
+            # They reach a stopped process, and are read as soon as it resumes.
             answers = [tasks.create_task(_outcome(read)) for read in reads]
             await database.compact("--l0-trigger-count", "1", *SMALL_BLOCKS)
             await database.collect(lambda: bool(database.objects("levels/") & old))

@@ -23,7 +23,7 @@ def totals(stats: Stats) -> dict[str, int]:
 
 
 async def more_than(client: Client, floor: dict[str, int]) -> dict[str, int]:
-    """Ask until each process has told of more than that."""
+    """Poll until each process reports more than that."""
     while True:
         found = totals(await client.stats())
         if all(found.get(role, 0) > floor.get(role, 0) for role in ROLES):
@@ -32,7 +32,7 @@ async def more_than(client: Client, floor: dict[str, int]) -> dict[str, int]:
 
 
 async def test_a_restart_of_a_child_loses_nothing(processes: Processes, tmp_path: Path) -> None:
-    """What the one before it has told stays in the sum."""
+    """The counts of the previous process stay in the sum."""
     server = await processes.serve(f"file://{tmp_path}/db", *BUSY, env=QUICK)
     collector: Watched = await started(server, "collector")
     async with Client(server.listen) as client:

@@ -31,7 +31,7 @@ async def bucket(s3_server: S3Server) -> AsyncIterator[TroubledBucket]:
 
 
 async def health(processes: Processes, server: Child) -> list[str]:
-    """What is said of the whole server, of reads, and of writes."""
+    """Return the health of the whole server, of reads, and of writes."""
     answers = []
     for flags in ((), ("--service", READ), ("--service", WRITE)):
         asked = await processes.run("health", "--addr", server.listen, *flags)
@@ -54,7 +54,7 @@ def limit_files(server: Child, size_bytes: int) -> None:
 
 async def test_a_disk_that_is_full(processes: Processes, tmp_path: Path) -> None:
     """A write ends with the reason. After some seconds health, status and top have it as well,
-    while reads go on; all is well again when there is room, and the write was applied.
+    while reads continue; all is well again when there is space, and the write was applied.
     """
     server = await Cluster(processes, tmp_path).serve(*ALONE)
     await printed(processes, server, "put", "a", "1")
@@ -82,7 +82,7 @@ async def test_a_disk_that_is_full(processes: Processes, tmp_path: Path) -> None
 
 
 async def test_a_store_that_is_away(processes: Processes, bucket: TroubledBucket) -> None:
-    """Writer and reader say so of reads, and serve again when it is back."""
+    """Writer and reader report it for reads, and serve again when it is back."""
     url, env = bucket.url, bucket.env
     writer = await processes.serve(url, *ALONE, *SOON, env=env)
     reader = await processes.read(url, "--read-attempts", "2", env=env)
@@ -139,8 +139,8 @@ async def test_calls_that_need_the_levels_tell_the_reason(
 async def test_shutdown_while_the_store_is_silent(
     processes: Processes, bucket: TroubledBucket
 ) -> None:
-    """A writer that is idle, and a reader, end within their grace, not within the time for opening
-    (60 s), and say what they have left behind.
+    """An idle writer and a reader end within their grace, not within the time for opening (60 s),
+    and report what they have left behind.
     """
     flags = ("--shutdown-grace-ms", str(GRACE_MS))
     servers = (
@@ -185,7 +185,7 @@ async def test_one_refusal(processes: Processes, bucket: TroubledBucket) -> None
 
 
 async def test_too_few_safekeepers(processes: Processes, tmp_path: Path) -> None:
-    """Without a majority writes are refused and reads go on: health, errors and status agree."""
+    """Without a majority writes are refused and reads continue: health, errors and status agree."""
     cluster = await Cluster.started(processes, tmp_path)
     writer = await cluster.serve(*ALONE, "--quorum-timeout-ms", "1000")
     await printed(processes, writer, "put", "a", "1")

@@ -16,7 +16,7 @@ from tests.servers.process import free_port
 async def test_the_live_view_goes_on_without_its_server_and_ends_with_ctrl_c(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """On a terminal: the server is told as gone, found again when it is back, and 0 at the end."""
+    """On a terminal: the server is shown as gone, found again when it is back, and 0 at the end."""
     url, address = f"file://{tmp_path}/db", f"127.0.0.1:{free_port()}"
     server = await processes.serve(url, "--listen", address)
     screen, terminal = pty.openpty()
@@ -53,7 +53,7 @@ def _read_until(screen: int, wanted: bytes) -> None:
     while wanted not in seen:
         try:
             part = os.read(screen, 65_536)
-        except OSError:  # nobody writes any more
+        except OSError:  # the process has ended
             part = b""
         assert part, f"{wanted!r} is not in {seen!r}"
         seen = seen[-10_000:] + part

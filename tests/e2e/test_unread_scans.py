@@ -1,4 +1,4 @@
-"""Scans whose clients read one message and no more: others get the memory, and are told soon."""
+"""Scans whose clients read only one message: others get the memory, and slow ones soon an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.kit.timeouts import scaled_timeout_s
 from tests.kit.uuids import new_uuid7
 
 STALLED_MS = 1_500
-WAIT_MS = 10_000  # as it is by default: how long one waits for memory before it is refused
+WAIT_MS = 10_000  # the default: how long a scan waits for memory before it is refused
 CLIENTS = 40
 VALUE_BYTES = 16 * 1_024
 KEYS = [b"key%04d" % number for number in range(128)]
@@ -35,7 +35,7 @@ PARTS = ("result_bytes_max", "scan_ahead_bytes_max")
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
 CALL_S = 60.0
 POLL_MS = 20
-SLOW_S = 0.2  # between two messages of a client that goes on
+SLOW_S = 0.2  # between two messages of a slow client
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ async def rest_of(call: Any, *, apart_s: float = 0.0, until_: asyncio.Event | No
 
 
 async def outcome_of(call: Any) -> str:
-    """What a client gets that reads on: the reason, or the code, of an error."""
+    """Return the result of a client that reads on: the reason, or the code, of an error."""
     try:
         await rest_of(call)
     except grpc.aio.AioRpcError as error:
@@ -96,10 +96,10 @@ async def used_bytes(address: str) -> int:
 async def test_unread_scans_give_way(
     processes: Processes, tmp_path: Path, fill: Any, short: str
 ) -> None:
-    """With 40 scans that are not read, scans of other clients come to their end well before they
-    would be refused, and so does one that is read slowly. Who reads on too late gets ABORTED with
-    STREAM_TOO_SLOW, or CANCELLED still later; a resumable scan of our client goes on by itself. In
-    the end all memory is free.
+    """With 40 scans that are not read, scans of other clients end well before they would be
+    refused, and so does one that is read slowly. A client that reads on too late gets ABORTED with
+    STREAM_TOO_SLOW, or CANCELLED still later; a resumable scan of our client continues by itself.
+    In the end all memory is free.
     """
     database = Cluster(processes, tmp_path)
     small = (f"--{short.replace('_', '-')}", str(MIB), "--result-stalled-ms", str(STALLED_MS))
@@ -117,7 +117,7 @@ async def test_unread_scans_give_way(
         for _ in range(CLIENTS):
             stub = await stack.enter_async_context(reader_of(server.listen))
             unread.append(stub.Scan(kv_pb2.ScanRequest(), timeout=CALL_S))
-        # Those who come too late for the room are among those who wait for it.
+        # Scans that come too late for the memory are among those that wait for it.
         await asyncio.gather(*(call.read() for call in unread))
         others = [await stack.enter_async_context(reader_of(server.listen)) for _ in range(2)]
         began_s = time.monotonic()

@@ -34,9 +34,9 @@ def expected(wal: list[WalObject], prefix: bytes) -> Commits:
 
 
 async def test_watches_tell_the_log_across_kills(processes: Processes, tmp_path: Path) -> None:
-    """Watches that go on behind their last commit when their server was killed, and one that begins
-    at the beginning, tell exactly the log: all that was acknowledged, each commit once, in order.
-    So do those of one reader, which outlive the writers.
+    """Watches that resume behind their last commit after a kill of their server, and one from the
+    beginning, report exactly the log: all that was acknowledged, each commit once, in order. So do
+    those of one reader, which outlive the writers.
     """
     random, history = random_of("watches"), History(run_seed())
     url = f"file://{tmp_path}/db"
@@ -78,16 +78,15 @@ async def test_watches_tell_the_log_across_kills(processes: Processes, tmp_path:
     for each in (follower, late, replica):
         for prefix, commits in zip(PREFIXES, each.commits, strict=True):
             assert commits == expected(wal, prefix)
-    del wal[-1]  # the marker, of which the history does not know
+    del wal[-1]  # the marker, which is not in the history
     check_wal(wal, history)
 
 
 async def test_a_server_that_stops_ends_each_watch_with_a_reason(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """A server that is asked to stop does so at once although streams of watches are open, one of
-    which is not read: each watch is told STOPPING, and the stream ends as UNAVAILABLE with that
-    reason.
+    """A server that is stopped ends at once although streams of watches are open, one of which is
+    not read: each watch gets STOPPING, and the stream ends as UNAVAILABLE with that reason.
     """
     server = await processes.serve(f"file://{tmp_path}/db", "--shutdown-grace-ms", "60000")
     async with (

@@ -22,7 +22,7 @@ def reported(watch: Child) -> list[dict[str, Any]]:
 
 
 async def until_reported(watch: Child, count: int, address: str) -> list[dict[str, Any]]:
-    """Wait until so many commits are printed, while the server at `address` answers."""
+    """Wait until this many commits are printed, while the server at `address` answers."""
     async with asyncio.timeout(EXIT_S), Client(address) as client:
         while len(found := reported(watch)) < count:
             assert watch.running, watch.report()
@@ -33,7 +33,7 @@ async def until_reported(watch: Child, count: int, address: str) -> list[dict[st
 async def test_another_server_goes_on_when_the_writer_is_killed(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """Every commit is printed once, and in order, across the kill of the server that told it."""
+    """Every commit is printed once, and in order, across the kill of the server."""
     url = f"file://{tmp_path}/db"
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     server = await processes.serve(url, "--listen", addresses[0])

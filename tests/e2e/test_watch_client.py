@@ -28,7 +28,7 @@ async def next_commit(watch: Watch) -> WatchCommit:
 
 
 async def test_each_watch_gets_its_own_whole_commits() -> None:
-    """Of a prefix and of a range, with the values before, on one stream."""
+    """One stream has watches of a prefix and of a range, with previous values."""
     async with serving(memory_store()) as served, Client(served.listen) as client:
         await client.put(b"a1", b"old")
         async with (
@@ -51,7 +51,7 @@ async def test_each_watch_gets_its_own_whole_commits() -> None:
 
 
 async def test_ten_thousand_changes_are_one_event() -> None:
-    """A commit that needs many messages is told whole."""
+    """A commit that needs many messages is delivered whole."""
     async with (
         serving(memory_store()) as served,
         Client(served.listen) as client,
@@ -91,7 +91,7 @@ def _use_sync(address: str) -> None:
 
 
 async def test_wrong_watches_are_refused() -> None:
-    """A range that ends before it begins, and a name that is too long; others go on."""
+    """A range that ends before it begins, and a long name, are refused; other watches continue."""
     async with (
         serving(memory_store()) as served,
         Client(served.listen) as client,
@@ -106,7 +106,7 @@ async def test_wrong_watches_are_refused() -> None:
 
 
 async def test_snapshots_are_created_named_renewed_and_deleted() -> None:
-    """By id or by name; reads at one see what was there, however often it is overwritten."""
+    """By id or by name; reads at one see its state, however often it is overwritten."""
     async with serving(memory_store()) as served, Client(served.listen) as client:
         await client.put(b"k", b"one")
         named = await client.create_snapshot("nightly", ttl_s=600)

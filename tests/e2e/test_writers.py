@@ -165,14 +165,14 @@ SCHEDULES = {
 async def test_no_promise_of_a_writer_is_broken(
     processes: Processes, tmp_path: Path, name: str
 ) -> None:
-    """What was acknowledged is there, whole and once; what was refused is not."""
+    """Acknowledged writes are there, whole and once; refused ones are not."""
     await ScheduleRun(processes, tmp_path).play(SCHEDULES[name])
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 async def test_many_kills_lose_nothing(processes: Processes, tmp_path: Path) -> None:
-    """As when killed once, at random moments, with a log that has grown through many kills."""
+    """No acknowledged write is lost in many kills at random moments, with a growing log."""
     random, history = random_of("many kills"), History(run_seed())
     for number in range(KILLS_SOAK):
         in_flight = str(random.choice([1, 4]))

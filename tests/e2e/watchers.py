@@ -1,4 +1,4 @@
-"""Clients that watch a server, go on with the next one when it is killed, and write all down."""
+"""Clients that watch a server, resume at the next one when it is killed, and record all commits."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ async def reply_of(call: WatchCall) -> kv_pb2.WatchReply:
 
 
 class Follower:
-    """Some prefixes on one stream; each goes on behind the last commit that it was told."""
+    """Some prefixes on one stream; each resumes behind its last commit."""
 
     def __init__(self, prefixes: Sequence[bytes]) -> None:
         self.prefixes = prefixes
         self.commits: list[Commits] = [[] for _ in prefixes]
-        self.seen = [0 for _ in prefixes]  # everything up to there was told
+        self.seen = [0 for _ in prefixes]  # everything up to there was reported
         self._partial: list[Changes] = [{} for _ in prefixes]
         self._moved = asyncio.Event()
 
@@ -52,7 +52,7 @@ class Follower:
                 pass  # the call was over before all was written
 
     async def reached(self, seq: int) -> None:
-        """Wait until every watch was told everything up to `seq`."""
+        """Wait until every watch has everything up to `seq`."""
         while min(self.seen) < seq:
             self._moved.clear()
             await self._moved.wait()

@@ -1,7 +1,7 @@
-"""Clients that write and read at real writers and readers, whatever becomes of those.
+"""Clients that write and read at real writers and readers, which are killed and stopped.
 
-What they are told is noted as the simulation's checkers want it. A client asks one process at a
-time, so that it is known which one answered, and repeats what it was not told, with the same
+Their replies are recorded in the form of the simulation's checkers. A client calls one process at a
+time, so that it knows which one answered, and repeats what was not acknowledged, with the same
 idempotency key and at any writer.
 """
 
@@ -62,14 +62,14 @@ METHODS: Mapping[type, Callable[[kv_pb2_grpc.KVStub], Any]] = {
 WIDE_KEYS = tuple(b"w/%03d" % number for number in range(150))  # that fill the levels
 KEYS = (*requests.KEYS, *WIDE_KEYS)
 WIDE_SHARE = 0.4
-VALUE_DIGITS = (1, 1_500)  # zeros before the number: values of all sizes that tell whose they are
+VALUE_DIGITS = (1, 1_500)  # zeros before the number: values of all sizes that identify their write
 KEYS_AT_ONCE = 5
-SCAN_SHARE, MIN_SEQ_SHARE = 0.15, 0.5  # of the reads of replicas
+SCAN_SHARE, MIN_SEQ_SHARE = 0.15, 0.5  # shares of the reads of replicas
 
 
 @dataclass(slots=True)
 class _Stubs:
-    """Of one client to each of the processes that it has asked."""
+    """Stubs of one client for each of the processes that it has called."""
 
     _open: dict[Serving, tuple[AsyncExitStack, kv_pb2_grpc.KVStub]] = field(default_factory=dict)
 
@@ -96,17 +96,17 @@ async def _stubs() -> AsyncIterator[_Stubs]:
 
 
 class Clients:
-    """All clients of one database, and what they were told."""
+    """All clients of one database, and the replies they got."""
 
     def __init__(self, fleet: Fleet, random: Random) -> None:
-        # What the clock of this machine showed when that of `now_us` showed 0.
+        # Time of the machine's clock at the time 0 of `now_us`.
         self.history = History(epoch_ms=(time.time_ns() - time.monotonic_ns()) // 1_000_000)
         self.seen: list[Seen] = []  # at replicas
         self.answered: Counter[int] = Counter()  # reads of replicas, by process id
         self.acknowledged = 0
         self.reasons: Counter[str] = Counter()  # reasons
         self._known: dict[bytes, Got] = {}
-        self._newest_seq = 0  # of all that was acknowledged as durable
+        self._newest_seq = 0  # of all writes acknowledged as durable
         self._fleet = fleet
         self._random = random
         self._keys = IdempotencyKeys(random_bytes=random.randbytes)
@@ -123,12 +123,12 @@ class Clients:
         self._over.set()
 
     async def more(self, count: int) -> None:
-        """Wait until so many more writes are acknowledged than now."""
+        """Wait until `count` more writes are acknowledged."""
         goal = self.acknowledged + count
         await until(lambda: self.acknowledged >= goal, f"{count} writes", within_s=WITHIN_S)
 
     async def acknowledged_by(self, epoch: int, count: int) -> None:
-        """Wait until a writer has acknowledged so many writes."""
+        """Wait until a writer has acknowledged `count` writes."""
 
         def are_there() -> bool:
             attempts = self.history.attempts(Outcome.ACKNOWLEDGED)
@@ -137,7 +137,7 @@ class Clients:
         await until(are_there, f"{count} writes in epoch {epoch}", within_s=WITHIN_S)
 
     async def more_reads(self, seat: int, count: int) -> None:
-        """Wait until the reader in that seat has answered so many more."""
+        """Wait until the reader in that seat has answered `count` more reads."""
         pid = self._fleet.readers[seat].child.pid
         goal = self.answered[pid] + count
         await until(lambda: self.answered[pid] >= goal, "reads of a replica", within_s=WITHIN_S)
@@ -153,7 +153,7 @@ class Clients:
         assert after == (before[0] + len(KEYS), before[1] + 1), server.child.report()
 
     async def repeat(self, server: Serving, count: int) -> None:
-        """Send the last so many requests once more: the answers must be the same."""
+        """Send the last `count` requests once more: the answers must be the same."""
         async with _stubs() as stubs:
             for operation in self.history.operations[-count:]:
                 await self._attempt(stubs, server, operation, TIMEOUTS_S[-1])
@@ -176,7 +176,9 @@ class Clients:
                 await self._pause(random.choice(PAUSES_S))
 
     async def _change(self, stubs: _Stubs, server: Serving, random: Random) -> None:
-        """One operation, until it is told or given up, and at times although it was told."""
+        """Run one operation until it is settled or given up, and sometimes although it was
+        acknowledged.
+        """
         number = len(self.history.operations) + 1
         operation = Operation(number, draw(number, random, self._known))
         operation.request.header.idempotency_key = self._keys.next()

@@ -32,9 +32,9 @@ from tests.sim.stored import Stored, gather
 
 WITHIN_S = 120.0  # generous: other tests may have the machine
 COLLECT_AGE_MS = 1_000
-LIFE_S = "2"  # of leases and of the snapshots of servers, the least that there is
+LIFE_S = "2"  # shortest permitted life of leases and of servers' snapshots
 LOGS = ("--log-format", "json")
-STOPPED = "T"  # the state of a process that was stopped, as the kernel tells it
+STOPPED = "T"  # state of a stopped process in the kernel's report
 # A request that is not answered is soon repeated.
 IMPATIENT = ("--request-timeout-ms", "1200")
 QUICK = variables(
@@ -50,7 +50,7 @@ DELAYS_S = (0.1, 3.0)  # the longest are longer than anybody waits for an answer
 
 
 class Role(enum.Enum):
-    """What a process is."""
+    """Role of a process."""
 
     WRITER = "writer"
     COMPACTOR = "compactor"
@@ -125,9 +125,10 @@ class Serving:
 
 @dataclass(slots=True)
 class Fleet:
-    """Starts the processes of one database, and looks at what they log.
+    """Starts the processes of one database, and follows their logs.
 
-    It is in a folder, or in a `bucket`. What collectors delete goes to the folder `kept`.
+    The database is in a folder, or in a `bucket`. Objects that collectors delete go to the folder
+    `kept`.
     """
 
     cluster: Cluster
@@ -135,7 +136,7 @@ class Fleet:
     kept: Path
     random: Random
     writers: list[Serving] = field(default_factory=list)  # all that ever served, oldest first
-    readers: list[Serving] = field(default_factory=list)  # those that are there now
+    readers: list[Serving] = field(default_factory=list)  # running ones
     _started: dict[Role, list[Child]] = field(default_factory=lambda: {role: [] for role in Role})
 
     def start(self, role: Role, *, pin: str = "", listen: str = "127.0.0.1:0") -> Child:
@@ -162,7 +163,8 @@ class Fleet:
         proxy = self.bucket.proxy
         try:
             while True:
-                # So many requests later, not so much time: whoever asks alone is not to meet each.
+                # After a number of requests, not after a time: a lone client is not to meet each
+                # fault.
                 await self._requests(self.random.randint(1, 2 * BETWEEN_FAULTS))
                 proxy.rules[:] = [rule for rule in proxy.rules if not rule.spent]
                 if len(proxy.rules) < WAITING_FAULTS_MAX:
@@ -197,7 +199,7 @@ class Fleet:
         """Ask all that run to end, which they must do well."""
         running = [each for some in self._started.values() for each in some if each.running]
         for child in running:
-            child.resume()  # it may stand at its pin
+            child.resume()  # it may be stopped at its pin
         codes = await asyncio.gather(*(child.stop(within_s=WITHIN_S) for child in running))
         for child, code in zip(running, codes, strict=True):
             assert code == ExitCode.OK, child.report()

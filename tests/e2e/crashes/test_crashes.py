@@ -1,4 +1,4 @@
-"""Whatever is killed, stopped and goes on: what clients were told stays true."""
+"""Acknowledged writes and answered reads stay true when processes are killed and stopped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ACKNOWLEDGED_MIN = 100  # in each run
 READERS = 2
 AFTERWARDS = 40  # writes that must go through when all is over
 REPEATED = 100  # requests that are sent again to a fresh writer
-# Of a search for linearizability, which the order of all commits makes up for where it is given up.
+# Steps of a search for linearizability; where it gives up, the check of the commit order covers it.
 STEPS, STEPS_SOAK = 1_000, 200_000
 
 
@@ -123,10 +123,11 @@ async def under_load(
 
 @pytest.mark.timeout(600)
 async def test_crashes_on_a_file_system(processes: Processes, tmp_path: Path) -> None:
-    """While writers, compactors, collectors and readers are killed, and stopped past the age at
-    which their objects are collected, all that clients are told is explained by one order of
-    commits that each are there whole and once, replicas show prefixes of it, a process that was
-    overtaken ends as fenced, and in the end all objects are sound.
+    """The history stays consistent while writers, compactors, collectors and readers are killed,
+    and stopped past the age at which their objects are collected.
+
+    One order of commits, each whole and once, explains all replies; replicas show prefixes of it; a
+    process that was overtaken ends as fenced; in the end all objects are sound.
     """
     cluster = Cluster(processes, tmp_path)
     await crash(cluster, tmp_path / "kept", IN_FOLDER, "crashes in a folder")
@@ -145,7 +146,7 @@ async def test_crashes_on_s3_behind_a_faulty_proxy(
 @pytest.mark.soak
 @pytest.mark.timeout(3_000)
 async def test_crashes_for_long(processes: Processes, s3_server: S3Server, tmp_path: Path) -> None:
-    """As both above, with 200 kills and 50 stops."""
+    """Both tests above hold with 200 kills and 50 stops."""
     for number in range(SOAK_ROUNDS):
         folder = tmp_path / str(number)
         purpose = f"crashes for long {number}"

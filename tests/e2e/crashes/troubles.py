@@ -1,8 +1,8 @@
-"""Kills and stops of real processes, so many of each, at random moments and at chosen ones.
+"""Kills and stops of real processes, a number of each, at random moments and at chosen ones.
 
-Each role has trouble of its own, beside the others. A process that was killed is started again. One
-that was stopped stays so for longer than what protects it lives, while another one does its work
-and the collector deletes what seems to be needless; then it goes on.
+Each role has its own sequence of troubles, concurrently. A killed process is restarted. A stopped
+process stays so for longer than its leases live, while another one does its work and the collector
+deletes what seems to be garbage; then it resumes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OPENING_ENDS = (ExitCode.FENCED, ExitCode.CONFLICT, ExitCode.STORE)
 
 
 class Kind(enum.Enum):
-    """What is done to a process."""
+    """Kind of trouble of a process."""
 
     KILL = "SIGKILL"
     STOP = "SIGSTOP"
@@ -47,7 +47,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What happens next to a role: at the request that `pin` names, or at any moment."""
+    """The next trouble of a role: at the request that `pin` names, or at any moment."""
 
     kind: Kind
     pin: str
@@ -61,7 +61,7 @@ def draw_troubles(role: Role, counts: Mapping[Kind, int], random: Random) -> lis
     random.shuffle(kinds)
     troubles: list[Trouble] = []
     for kind in kinds:
-        # Who does the work of one that stands still does not stop itself meanwhile.
+        # A process that does the work of a stopped one is not stopped itself meanwhile.
         is_free = not troubles or troubles[-1].kind is Kind.KILL
         is_pinned = is_free and random.random() < PINNED_SHARE
         troubles.append(Trouble(kind, draw_pin(role, random) if is_pinned else ""))
@@ -75,7 +75,7 @@ class Troubles:
         self.made: Counter[tuple[Role, Kind]] = Counter()
         self.notes: Counter[str] = Counter()
         self.stopped_ms: list[float] = []  # how long each stood that was stopped
-        self._past_their_pins: set[Child] = set()  # what was to happen there does at any moment
+        self._past_their_pins: set[Child] = set()  # their pinned trouble happens at any moment
         self._fleet = fleet
         self._clients = clients
         self._random = random
@@ -199,7 +199,7 @@ class Troubles:
         return successor
 
     async def _moment(self, child: Child, trouble: Trouble) -> None:
-        """Wait for the moment at which it is to happen."""
+        """Wait for the moment of the trouble."""
         if trouble.pin and child not in self._past_their_pins:
             is_met = lambda: is_stopped(child) or not child.running  # noqa: E731
             await until(is_met, f"the pin {trouble.pin}", within_s=WITHIN_S)
@@ -219,11 +219,11 @@ class Troubles:
         return self._clock.monotonic_ms()
 
     async def _resume(self, child: Child, began_ms: float) -> None:
-        """Let a process go on that has stood still for long, while the collector was busy."""
+        """Resume a process that was stopped for long, while the collector was busy."""
         deleted = self._fleet.deletions()
         left_ms = began_ms + self._random.uniform(*STOPPED_MS) - self._clock.monotonic_ms()
         await self._clock.sleep_ms(max(left_ms, COLLECT_AGE_MS))
-        # Nothing is collected as long as nobody writes: a writer may be opening, or fail to.
+        # Nothing is collected without writes: a writer may be opening, or fail to.
         is_collected = lambda: self._fleet.deletions() > deleted  # noqa: E731
         await until(is_collected, "objects that were collected", within_s=WITHIN_S)
         assert is_stopped(child), child.report()

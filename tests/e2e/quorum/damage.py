@@ -28,9 +28,9 @@ def flip_in_head(folder: Path) -> None:
 
 
 def tear_off(folder: Path) -> None:
-    """The last quarter of the newest records was never written, although it was synced.
+    """Remove the last quarter of the newest records, as if they were never written although synced.
 
-    Of the very last ones nobody can tell: the process may have been killed before it synced them.
+    The very last ones are uncertain: the process may have been killed before it synced them.
     """
     path = segments(folder)[-1]
     end = _end(path)
@@ -55,7 +55,7 @@ def lose_synced(folder: Path) -> None:
 
 
 def lose_control(folder: Path) -> None:
-    """Nobody knows any more who the member is and what it has promised."""
+    """Delete the files with the member's identity and promise."""
     assert (folder / CONTROL_NAME).stat().st_size == FILE_BYTES
     for offset in SLOT_OFFSETS:
         _flip(folder / CONTROL_NAME, offset + 50)

@@ -1,6 +1,6 @@
-"""Faults at random: nodes and writers are killed, stand still, come back, and take over.
+"""Random faults: nodes and writers are killed, paused and restarted, and take over.
 
-A safekeeper that is down is damaged now and then, one at a time: what a majority can bear.
+A safekeeper that is down is damaged now and then, one at a time, which a majority tolerates.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ DOWN_MS = (0, 500)
 STILL_MS = (100, 2_500)  # past the time-outs of writers, and sometimes below
 READY_S = 120.0
 FILLED_S = 200.0
-DAMAGED_SHARE = 0.8  # of the times that one safekeeper alone is killed
+DAMAGED_SHARE = 0.8  # share of the kills of a single safekeeper
 # A writer may end by itself: superseded, without a majority, or in the race with another one.
 ENDS = (ExitCode.FENCED, ExitCode.NO_QUORUM, ExitCode.CONFLICT, ExitCode.ADDRESS_IN_USE)
 
 
 class RandomFaults:
-    """Two who make trouble at once: one for the safekeepers, one for the writers."""
+    """Two concurrent sources of faults: one for the safekeepers, one for the writers."""
 
     def __init__(
         self, cluster: Cluster, addresses: list[str], flags: tuple[str, ...], random: Random
@@ -47,7 +47,7 @@ class RandomFaults:
         await first.ready(within_s=READY_S)
 
     async def run(self, duration_s: float) -> None:
-        """Trouble for so long; then everything runs again, and one writer serves."""
+        """Cause faults for this time; then restart everything, until one writer serves."""
         asyncio.get_running_loop().call_later(duration_s, self._over.set)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._trouble_nodes(Random(self._random.getrandbits(64))))
@@ -64,7 +64,7 @@ class RandomFaults:
             self._writers[0] = last
             if await self._serves(last):
                 break
-        for index in range(len(self._cluster.nodes)):  # those that were damaged are filled again
+        for index in range(len(self._cluster.nodes)):  # damaged ones are filled again
             await self._cluster.until(index, is_sound, within_s=FILLED_S)
         return last
 
@@ -133,7 +133,7 @@ class RandomFaults:
         return seat
 
     async def _take_over(self, seat: int, random: Random) -> int:
-        """Start another writer beside the one that serves, which may stand still meanwhile."""
+        """Start another writer beside the one that serves, which may be paused meanwhile."""
         other, before = 1 - seat, self._writers[seat]
         assert before is not None
         is_still = random.random() < 0.5
@@ -166,7 +166,7 @@ class RandomFaults:
             lambda line: "listen" in line or "exit_code" in line, within_s=READY_S
         )
         if "listen" in line and child.running:
-            await child.ready()  # it knows its own address from now on
+            await child.ready()  # its address stays the same from now on
             return True
         code = await child.exited(within_s=READY_S)
         assert code in ENDS, child.report()

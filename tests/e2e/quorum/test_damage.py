@@ -1,4 +1,4 @@
-"""A safekeeper that was damaged while it was down says so, is filled again, and counts."""
+"""A safekeeper that was damaged while it was down reports that, is filled again, and counts."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ async def has_no_vote(cluster: Cluster, other: int) -> None:
 
 
 async def test_records_are_lost(processes: Processes, tmp_path: Path) -> None:
-    """A safekeeper that has lost records that it had acknowledged says that it is damaged, and has
-    no vote: with one other no writer opens. A writer that the sound ones elect fills it; from then
-    on it counts: with one other a writer opens, and nothing acknowledged is lost.
+    """A safekeeper that has lost acknowledged records reports that it is damaged, and has no vote:
+    with one other no writer opens. A writer that the sound ones elect fills it; from then on it
+    counts: with one other a writer opens, and nothing acknowledged is lost.
     """
     history = History(run_seed())
     cluster = await Cluster.started(processes, tmp_path, *NODES)
@@ -72,9 +72,8 @@ async def test_records_are_lost(processes: Processes, tmp_path: Path) -> None:
 async def test_a_node_that_has_lost_its_identity_is_no_member(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """A node without its disk, or of which nobody knows what it has promised, is refused: with one
-    other no writer opens. Put in its own place by a command it is filled, and makes up a majority
-    with one other.
+    """A node without its disk, or with unknown promises, is refused: with one other no writer
+    opens. Put in its own place by a command it is filled, and makes up a majority with one other.
     """
     history = History(run_seed())
     cluster = await Cluster.started(processes, tmp_path, *NODES)

@@ -1,4 +1,4 @@
-"""Members of a quorum are changed under load: nothing is lost, and writes go on."""
+"""Members of a quorum are changed under load: nothing is lost, and writes continue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def loaded(history: History, writer: Child) -> AsyncIterator[Load]:
 
 
 async def begun(processes: Processes, folder: Path, *, more: int) -> tuple[Cluster, Child]:
-    """A database on three safekeepers, so many others that run, and its writer."""
+    """Create a database on three safekeepers, with more that run, and its writer."""
     cluster = await Cluster.started(processes, folder, "--log-retire-interval-ms", "200")
     writer = await cluster.serve(*WATCHFUL)
     added = [cluster.add_node() for _ in range(more)]
@@ -47,8 +47,8 @@ async def change(cluster: Cluster, command: str, *indices: int, **flags: str) ->
 
 
 def is_let_go(line: Line) -> bool:
-    """Whether a node says that it has a member no more. It may not know of its last records that
-    they are committed, and so archived: then they are kept.
+    """Accept the line by which a node reports that it has dropped a member. It may not know that
+    its last records are committed, and so archived: then they are kept.
     """
     return str(line.get("event")).startswith(("member retired", "MEMBER SET ASIDE"))
 
@@ -56,8 +56,8 @@ def is_let_go(line: Line) -> bool:
 async def test_three_become_five_and_three_others_under_load(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """Writes go on while members are added, replaced (dead or without their disk) and removed;
-    those who were removed delete their logs; the members that are left have everything.
+    """Writes continue while members are added, replaced (dead or without their disk) and removed;
+    removed members delete their logs; the remaining members have everything.
     """
     history = History(run_seed())
     cluster, writer = await begun(processes, tmp_path, more=3)

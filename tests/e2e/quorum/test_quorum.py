@@ -1,6 +1,7 @@
 """Safekeepers under load that are killed, cut off, slow, full, or without their bucket.
 
-A minority is not noticed; without a majority writes are refused, and go on by themselves.
+The loss of a minority has no effect; without a majority writes are refused, and continue by
+themselves later.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ async def test_two_of_five_are_lost_under_load(
     processes: Processes, tmp_path: Path, transport: tuple[str, ...]
 ) -> None:
     """No write fails while two of five are killed and one comes back; with a majority lost writes
-    are refused as unavailable and reads go on; with one back writes go on by themselves. When all
-    are killed at once with the writer, they come back with everything.
+    are refused as unavailable and reads continue; with one back writes continue by themselves. When
+    all are killed at once with the writer, they come back with everything.
     """
     cluster = await Cluster.started(processes, tmp_path, count=5)
     writer = await cluster.serve(*TELLING, *transport)
@@ -119,14 +120,14 @@ async def test_two_of_five_are_lost_under_load(
 async def test_replies_say_which_durability_was_reached(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """MEMORY, QUORUM and ARCHIVED are told as they were asked for; an archived write is an object
-    of the bucket when it is acknowledged, and all are when the writer was asked to stop. The other
-    WAL mode is refused by name.
+    """Replies report MEMORY, QUORUM or ARCHIVED as requested; an archived write is an object of the
+    bucket when it is acknowledged, and all are when the writer has stopped. The other WAL mode is
+    refused by name.
     """
     cluster = await Cluster.started(processes, tmp_path)
     writer = await cluster.serve(*NEVER_ARCHIVES, *ALONE)
     async with Client(writer.listen, timeout_ms=TIMEOUT_MS) as client:
-        # What the opening has left to be archived is no object of a put.
+        # What the opening has left to be archived is not part of a put's object.
         await client.put(b"key", b"first", durability=Durability.ARCHIVED)
         for level in (Durability.MEMORY, Durability.QUORUM, Durability.ARCHIVED, Durability.QUORUM):
             before = state_of(read_wal(cluster.folder))
@@ -170,9 +171,9 @@ async def test_a_writer_that_is_cut_off_acknowledges_nothing_more(
 async def test_a_writer_that_comes_back_learns_of_its_successor(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """The same with a writer that never looks at the manifest and gets no replies: when all that
-    was sent arrives late, it is told by the members. It may acknowledge by then what a majority had
-    on disk before they voted for the other one, which thus has it.
+    """The same with a writer that never polls the manifest and gets no replies: when all that was
+    sent arrives late, the members tell it. Until then it may acknowledge what a majority had on
+    disk before they voted for the other one, which thus has it.
     """
     cluster = await Cluster.started(processes, tmp_path)
     async with uplink() as way, loads() as running:
@@ -215,9 +216,9 @@ async def test_a_safekeeper_is_cut_off_or_slow_and_comes_back(
 async def test_commits_go_on_while_the_bucket_is_away(
     processes: Processes, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    """While the object store is away no write fails; when it is back all of it is archived. A
-    writer that is asked to stop meanwhile ends when its time is over, and says what is left; the
-    next writer has everything.
+    """While the object store is unreachable no write fails; afterwards all of it is archived. A
+    writer that is stopped meanwhile ends when its time is over, and reports what is left; the next
+    writer has everything.
     """
     async with troubled_bucket(s3_server) as bucket, loads() as running:
         cluster = Cluster(processes, tmp_path, count=3, bucket=bucket.url, env=bucket.env | QUICK)
@@ -245,8 +246,8 @@ async def test_commits_go_on_while_the_bucket_is_away(
 async def test_what_is_not_archived_has_a_bound(
     processes: Processes, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    """When more is not archived than safekeepers are to hold, writes are refused and reads go on;
-    when the store is back writes go on by themselves, and nothing acknowledged is lost.
+    """When more is unarchived than safekeepers may hold, writes are refused and reads continue;
+    when the store is back writes continue by themselves, and nothing acknowledged is lost.
     """
     history, value, count = History(run_seed()), bytes(1 << 19), 0
     async with troubled_bucket(s3_server) as bucket:
@@ -255,7 +256,8 @@ async def test_what_is_not_archived_has_a_bound(
         writer = await cluster.serve(*TELLING, *ALONE)
         await bucket.vanish()
         async with Client(writer.listen, timeout_ms=20_000, retry=ONE_ATTEMPT) as client:
-            with suppress(Overloaded, OutcomeUnknown):  # unknown: the first that found no room
+            # unknown: the first for which there was no space
+            with suppress(Overloaded, OutcomeUnknown):
                 for count in range(128):
                     await client.put(b"large/%d" % count, value)
         assert 16 < count < 127
@@ -272,8 +274,8 @@ async def test_what_is_not_archived_has_a_bound(
 
 
 async def test_less_is_free_than_is_to_be_left(processes: Processes, tmp_path: Path) -> None:
-    """Safekeepers that are to leave more space on the disk than there is take no records and are
-    sound: with one of them writes go on, with a majority they are refused, and reads go on.
+    """Safekeepers with less free disk space than they must leave take no records and are sound:
+    with one of them writes continue, with a majority they are refused, and reads continue.
     """
     nodes = ("--segment-bytes", "65536", "--disk-free-bytes-min", "0")
     cluster = await Cluster.started(processes, tmp_path, *nodes)

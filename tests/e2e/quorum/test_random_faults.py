@@ -38,10 +38,10 @@ WRITERS = (
 async def test_random_faults_lose_nothing(
     processes: Processes, tmp_path: Path, duration_s: int
 ) -> None:
-    """While safekeepers and writers are killed, paused past their time-outs, come back and take
+    """While safekeepers and writers are killed, paused past their timeouts, restarted, and take
     over from each other at random, and bits flip and ends are torn off in the log of one that is
-    down, nothing that was acknowledged is lost, nothing that was refused is applied, no batch is
-    there by half; afterwards writes go on, what was damaged is filled and sound, fsck is clean.
+    down, no acknowledged write is lost, no refused write is applied, and no batch is partial;
+    afterwards writes continue, damaged logs are filled and sound, and fsck is clean.
     """
     random = random_of(f"quorum faults for {duration_s} s")
     cluster = await Cluster.started(processes, tmp_path, *NODES)

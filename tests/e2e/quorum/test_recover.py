@@ -1,4 +1,4 @@
-"""Recovery when a majority is lost for good: what survives is kept, and what is not is told."""
+"""Forced recovery when a majority is lost for good: what survives is kept, the loss is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands about safekeepers as a user meets them who has made a mistake."""
+"""The commands about safekeepers when a user makes mistakes."""
 
 from __future__ import annotations
 

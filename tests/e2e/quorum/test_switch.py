@@ -34,7 +34,7 @@ async def _switched_under_load(
         assert await load.acknowledged(WRITES), load.reasons()
         switched = await cluster.run("safekeeper", "switch", *flags)
         assert "from manifest" in switched.stdout()
-        begun = len(history.attempts)  # what was sent before may have been answered in time
+        begun = len(history.attempts)  # earlier ones may have been answered in time
         await load.ended.wait()
     late = [each for each in history.attempts[begun:] if each.fate is Fate.ACKNOWLEDGED]
     assert not late, f"acknowledged after the switch: {late}"
@@ -74,7 +74,7 @@ async def _check_upkeep(cluster: Cluster, name: str) -> None:
 
 
 async def _check_watch(reader: Child) -> None:
-    """What one that begins with the first commit is told goes through all modes."""
+    """Check that a watch from the first commit on gets all commits across the modes."""
     seen: list[ChangeKind | None] = []
     async with (
         asyncio.timeout(PATIENCE_S),
@@ -90,7 +90,7 @@ async def _check_watch(reader: Child) -> None:
 
 
 async def _hears_from(reader: Child, addresses: Sequence[str]) -> None:
-    """Its status says so, soon: a safekeeper, or nobody."""
+    """Wait until its status names this safekeeper as its source, or none."""
     async with asyncio.timeout(PATIENCE_S), _patient(reader) as client:
         while (status := (await client.status()).reader) is not None:
             if status.tail_address in addresses:
@@ -126,7 +126,7 @@ async def test_there_and_back_again(processes: Processes, tmp_path: Path) -> Non
 
 
 async def test_commands_that_read_the_bucket(processes: Processes, tmp_path: Path) -> None:
-    """They show what is archived, and say where the rest is."""
+    """They show what is archived, and name the place of the rest."""
     cluster = await Cluster.started(processes, tmp_path)
     writer = await cluster.serve("--archive-interval-ms", "600000")
     async with _patient(writer) as client:

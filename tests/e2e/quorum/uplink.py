@@ -1,12 +1,12 @@
-"""The way of one process to the safekeepers: a proxy that can cut, hold up and slow down.
+"""The network between one process and the safekeepers: a proxy that can cut, delay and slow down.
 
     async with uplink() as way:
         writer = await cluster.serve(env=way.env)
         way.cut(cluster.addresses[:2])
 
-It speaks the CONNECT of HTTP, which gRPC takes its connections through when the environment says
-so: each process has a network of its own, whoever else talks to the same addresses. What is cut is
-held, as a network does that loses packets and repeats them: it arrives when the cut is over.
+It is a CONNECT proxy of HTTP, which gRPC uses when the environment says so: each process has a
+network of its own, whichever other processes use the same addresses. Data on a cut connection is
+held, as by a network that loses packets and repeats them: it arrives when the cut is over.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Uplink:
                 self._ways[address].replies.clear()
 
     def slow(self, addresses: Iterable[str], delay_ms: float) -> None:
-        """Every piece on its way to and from these takes so long, one after the other."""
+        """Delay every piece on its way to and from these by this long, one after the other."""
         for address in addresses:
             self._ways[address].delay_ms = delay_ms
 
@@ -109,7 +109,7 @@ async def _pass_on(
             await passes.wait()
             sink.write(data)
             await sink.drain()
-    await passes.wait()  # that it ended does not pass either
+    await passes.wait()  # the end of the connection does not pass either
     sink.close()
 
 
