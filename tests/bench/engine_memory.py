@@ -51,7 +51,7 @@ def resident_bytes() -> int:
 
 
 def ignore(_: Receipt | ShaleError) -> None:
-    """Settles a commit that nobody waits for."""
+    """Ignore the outcome of a commit: no caller waits for it."""
 
 
 async def measure(entries: int, batch: int) -> None:

@@ -17,7 +17,7 @@ Way = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one run took. `cpu_s` is of this process and of children that have ended."""
+    """Cost of one run. `cpu_s` is of this process and of children that have ended."""
 
     wall_s: float
     cpu_s: float
@@ -71,11 +71,11 @@ async def measured(ways: Mapping[str, Way], rounds: int, tidy: Way | None = None
 
 
 async def at_once(count: int, concurrency: int, work: Callable[[int], Awaitable[object]]) -> None:
-    """Do `work` with the numbers below `count`, so many at a time."""
+    """Do `work` with the numbers below `count`, `parallel` at a time."""
     waiting = iter(range(count))
 
     async def some() -> None:
-        for number in waiting:  # shared: each takes what nobody has taken
+        for number in waiting:  # shared by all tasks
             await work(number)
 
     async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""What a cold get takes: from the store, from the cache on disk, from memory. Only ratios count.
+"""Cost of a cold get: from the store, from the disk cache, from memory. Only ratios count.
 
 Filters and indexes are in memory in all three cases, so that a get reads one block.
 """

@@ -1,8 +1,8 @@
-"""What the engine costs without a transport: prints its figures, asserts nothing about time.
+"""Cost of the engine without a transport: prints its figures, asserts nothing about time.
 
 Entries are 16 bytes of key and 100 bytes of value, on ``memory://``, and go through the services
-that a transport calls. Rates are by processor time, so that what else the machine does hardly
-shows in them; turns of the event loop are by the clock on the wall.
+that a transport calls. Rates are by processor time, so that other load of the machine hardly shows
+in them; iterations of the event loop are by wall clock.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ async def test_longest_turn_of_the_largest_batch() -> None:
 
 @pytest.mark.parametrize("batch", [1, 10, BATCH])
 def test_memory_of_entries(batch: int) -> None:
-    """What entries really take beside what is accounted for them, in a process of its own."""
+    """Memory of entries beyond what is accounted for them, in a process of its own."""
     command = [
         sys.executable,
         "-m",

@@ -42,7 +42,7 @@ def entries() -> Iterator[list[Entry]]:
     """Puts of 16-byte keys and 100-byte values."""
     rows = [Entry(b"%016d" % n, n, Kind.PUT, b"%0100d" % n) for n in range(ENTRIES)]
     gc.collect()
-    gc.freeze()  # the rows of a server are not looked through for each that is added, either
+    gc.freeze()  # in a server, too, the collector does not traverse all rows for each that is added
     yield rows
     gc.unfreeze()
 
@@ -158,7 +158,7 @@ def test_codecs() -> None:
 
 
 def decode_all(sst: Sst) -> None:
-    """Decompresses each block, and looks at none of its rows."""
+    """Decompress each block, without decoding its rows."""
     for number in range(len(sst.index)):
         sst.decode_block(number)
 

@@ -1,7 +1,7 @@
-"""What more WAL objects in flight are worth: latency, throughput and requests, by `k`.
+"""Effect of more WAL objects in flight: latency, throughput and requests, by `k`.
 
-The store is in memory and takes its time, as one over a network does; the writer is in this
-process, at default settings but for `max_parallel_writes`. Nothing is asserted about time.
+The store is in memory and has the latency of a network; the writer is in this process, at default
+settings except for `max_parallel_writes`. Nothing is asserted about time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ pytestmark = pytest.mark.timeout(600)
 IN_FLIGHT = (1, 2, 4)
 CREATE_MS = sized((25.0, 100.0), (1.0,))
 SPACINGS_MS = sized((0, 50), (0,))
-CLIENTS = 64  # that wait for each reply
+CLIENTS = 64  # each waits for its replies
 PUTS = sized(1_920, 128)
-ARRIVALS_PER_S = sized(200.0, 2_000.0)  # of puts that wait for nobody
+ARRIVALS_PER_S = sized(200.0, 2_000.0)  # of puts that do not wait for earlier ones
 VALUE = bytes(100)
 CALL = Call(peer="bench")
 Put: TypeAlias = Callable[[bytes], Coroutine[Any, Any, None]]

@@ -60,7 +60,7 @@ class Servers:
 
 
 class Rounds:
-    """What each round has found, by name."""
+    """Results of each round, by name."""
 
     def __init__(self) -> None:
         self.found: dict[str, list[float]] = defaultdict(list)
@@ -153,7 +153,7 @@ async def _lone_ms(put: Put, count: int) -> float:
 
 
 async def _put_all(put: Put) -> float:
-    """The median of puts by many clients, each of which waits for its reply before the next."""
+    """Return the median of puts by many clients, each with one put in flight."""
     took_ms: list[float] = []
 
     async def client(number: int) -> None:
@@ -206,7 +206,7 @@ def _print_times(rounds: Rounds) -> None:
 
 
 async def _print_price(servers: Servers) -> None:
-    """What is written to the archive under load, and what it would be without grouping."""
+    """Print the archive's requests under load, and what they would be without grouping."""
     before = _archived(servers.proxy.seen)
     count, began_s = 0, time.perf_counter()
     while time.perf_counter() < began_s + BUSY_S:

@@ -1,4 +1,4 @@
-"""What a chain of safekeepers saves a writer, and what it takes: bytes sent, and commit latency.
+"""Savings and cost of a chain of safekeepers: bytes sent by the writer, and commit latency.
 
 Five safekeepers are processes on this machine, which share its processors and its disk with the
 writer here. So the latencies of the two ways can be compared with each other, and with nothing
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(600)
 MEMBERS = 5
 ROUNDS = sized(5, 1)
 WRITES = sized(200, 10)
-NEVER_MS = 600_000  # so long a chain may be silent, on a machine that has other things to do
+NEVER_MS = 600_000  # timeout for a silent chain, on a busy machine
 DEADLINE_S = 60
 
 
@@ -111,7 +111,7 @@ async def writing(
 
 
 async def stand(it: Writing, links: CountingLinks, way: str) -> None:
-    """Write until everybody has all, in a chain if there is to be one."""
+    """Write until all members have everything, in a chain if there is to be one."""
     while True:
         await it.put(b"warm")
         await everywhere(it)

@@ -29,7 +29,7 @@ TASKS = sized(256, 16)
 OPERATIONS = sized(12_800, 64)  # of a measurement
 SESSION_OPERATIONS = sized(51_200, 200)
 LONE_OPERATIONS = sized(300, 5)
-TURNS = sized(3, 1)  # each measurement is the best of so many, since others use the machine as well
+TURNS = sized(3, 1)  # each measurement is the best of these, since the machine has other load
 BATCH = 100
 BATCHES = sized(640, 4)
 VALUE = bytes(100)
@@ -43,7 +43,7 @@ class Rate:
     """Figures of one measurement."""
 
     per_second: float
-    median_ms: float | None  # None: it would tell only how long the queue is
+    median_ms: float | None  # None: it would only measure the queue
 
     def row(self, name: str, beside: Rate) -> str:
         line = f"{name:<24}{self.per_second:9,.0f}/s {self.per_second / beside.per_second:5.1f} x"
@@ -65,7 +65,7 @@ def keys(task: int, count: int) -> Iterator[bytes]:
 
 
 async def by_tasks(call: Call, *, tasks: int, operations: int) -> Rate:
-    """The rate of calls by so many tasks, each of which waits for the result of each call."""
+    """Return the rate of calls by `tasks` tasks, each with one call in flight."""
     took_s: list[float] = []
 
     async def work(task: int) -> None:

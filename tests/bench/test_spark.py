@@ -121,7 +121,7 @@ def test_compaction_beside_the_dataframe_api(spark: SparkSession, tmp_path: Path
 
 
 async def test_load_beside_puts(given: DataFrame, tmp_path: Path) -> None:
-    """What a row costs in a load, and as a put of its own through gRPC."""
+    """Cost of a row in a load, and as a put of its own through gRPC."""
     taken = best_s(
         {"load": lambda: bulk_load(given, new_database(tmp_path), load_id="rows")}, ROUNDS
     )
@@ -138,7 +138,7 @@ async def test_load_beside_puts(given: DataFrame, tmp_path: Path) -> None:
 
 
 async def _puts_us(client: Client, callers: int, puts: int) -> float:
-    """What a put takes of the time, microseconds, when so many are under way at once."""
+    """Return the time of a put in microseconds, with `parallel` puts at once."""
     numbers = iter(range(puts))
 
     async def some() -> None:
@@ -155,7 +155,7 @@ async def _puts_us(client: Client, callers: int, puts: int) -> float:
 KEY_BYTES = 16
 VALUE_BYTES = 100
 WARM_UP_ROUNDS = sized(2, 0)  # processes start, and Java compiles
-PARTITIONS = 4  # of what is loaded, written and read: two for each core
+PARTITIONS = 4  # of loads, writes and reads: two for each core
 
 _names = count()
 
@@ -178,7 +178,7 @@ def new_database(folder: Path) -> str:
 def rows(spark: SparkSession, total: int, *, every: int = 1, salt: str = "") -> DataFrame:
     """`total` rows in no order: distinct keys of 16 bytes, values of which half can be compressed.
 
-    With `every` only each so-manieth of them; keys are the same for each `salt`, values are not.
+    With `every` only every n-th of them; keys are the same for each `salt`, values are not.
     """
     number = f.col("id").cast("string")
     noise = f.concat(f.md5(f.concat(number, f.lit(salt))), f.lpad(number, 18, "0"))
@@ -204,9 +204,9 @@ def consume(frame: DataFrame) -> None:
 
 
 def best_s(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """How long each way takes at best, in turns, the first rounds not counted.
+    """Return the best time of each way, interleaved, without the first rounds.
 
-    What else the machine does only adds to a time, so the shortest tells most.
+    Other load only adds to a time, so the shortest is the most accurate.
     """
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(-WARM_UP_ROUNDS, rounds):

@@ -1,4 +1,4 @@
-"""What an S3 store costs beside a bare loop of aiobotocore, and what is built on it beside it.
+"""Cost of an S3 store, and of what is built on it, compared with a bare loop of aiobotocore.
 
 All on versitygw, which runs on the same processors. Nothing is asserted about time.
 """
@@ -35,7 +35,7 @@ from tests.servers.s3 import S3Server
 
 pytestmark = pytest.mark.timeout(900)
 
-AGAIN = "bare again"  # how far apart two of the same are tells what other ratios are worth
+AGAIN = "bare again"  # the ratio of two equal runs is the noise of other ratios
 FOLDER = "bench-stores"
 MULTIPART_BYTES = sized(32, 8) * MIB
 CONNECTIONS = 32
@@ -70,7 +70,7 @@ async def opened(server: S3Server) -> AsyncIterator[tuple[S3Store, Runtime]]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Objects of `size` bytes, so many, so many at a time."""
+    """`count` objects of `size` bytes, `parallel` at a time."""
 
     size: int
     count: int
@@ -215,7 +215,7 @@ class BareS3:
         await self._client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
 
     async def create_in_parts(self, key: str, data: bytes, part_bytes: int, together: int) -> None:
-        """A conditional upload in parts, so many of them at a time."""
+        """A conditional upload in parts, `parallel` of them at a time."""
         target: dict[str, Any] = {"Bucket": self._bucket, "Key": key}
         upload_id = (await self._client.create_multipart_upload(**target))["UploadId"]
         done: list[CompletedPartTypeDef] = []

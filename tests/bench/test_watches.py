@@ -1,7 +1,7 @@
-"""Ten thousand watches on twenty streams, and what a write costs with and without them.
+"""Ten thousand watches on twenty streams, and the cost of a write with and without them.
 
 Each write matches one watch, or none. CPU is that of the server's process. Nothing is asserted
-about time, but that each watch is told exactly its own commits.
+about time; each watch must get exactly its own commits.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Streams:
         self._reading: list[asyncio.Task[None]] = []
         self._event = asyncio.Event()
         self.opened = 0
-        self.seqs: dict[int, list[int]] = defaultdict(list)  # of each watch, as it was told
+        self.seqs: dict[int, list[int]] = defaultdict(list)  # received by each watch
         self.count = 0
         self.delays_ms: list[float] = []
         self.sent: dict[bytes, float] = {}
 
     async def open(self, watches: int, prefix: bytes) -> None:
-        """Open so many, and wait until they are open."""
+        """Open this many, and wait until they are open."""
         self._calls = [kv_pb2_grpc.KVStub(channel).Watch() for channel in self._channels]
         self._reading = [asyncio.create_task(self._read(call)) for call in self._calls]
         for number in range(watches):
@@ -121,7 +121,7 @@ async def put_all(
 async def measure(
     processes: Processes, folder: Path, watches: int, *, written: bytes, at_reader: bool
 ) -> tuple[float, Streams]:
-    """Microseconds of CPU of the server that is watched, for a write; and what was told."""
+    """Return the server's CPU microseconds for a write, and the commits that watches got."""
     url = f"file://{folder}"
     flags = ("--watch-progress-ms", "3600000")
     writer = await processes.serve(url, *flags)
@@ -147,8 +147,8 @@ async def measure(
 
 @pytest.mark.parametrize("at_reader", [False, True], ids=["writer", "reader"])
 async def test_writes_under_many_watches(tmp_path: Path, at_reader: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Prints the CPU of a write without watches, with many that do not match, and with one of many
-    that does, and how soon a watch was told of a write.
+    """Print the CPU of a write without watches, with many that do not match, and with one of many
+    that does, and how soon a watch gets it.
     """
     with Processes() as processes:
         rows: list[str] = []

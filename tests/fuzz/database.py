@@ -48,7 +48,7 @@ from tests.kit.processes.in_process import real_runtime
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
 KIB = 1024
-LOAD_BYTES = 64 * KIB  # of a batch that becomes an SST at once; it is compressed to little
+LOAD_BYTES = 64 * KIB  # of a batch that becomes an SST at once; it compresses well
 ONCE = kv_pb2.PutRequest(
     header=kv_pb2.RequestHeader(idempotency_key=b"compacted"), key=b"once", value=b"and no more"
 )
@@ -58,7 +58,7 @@ AGAIN = kv_pb2.PutRequest(
 
 
 class StillPlace(Place):
-    """A place where the store's clock stands still."""
+    """A place whose store has a constant clock."""
 
     def store(self) -> ObjectStore:
         return MemoryStore(lambda: NOW_MS, objects=self.objects)
@@ -136,7 +136,7 @@ async def last_writes(writer: Writer) -> None:
 
 
 async def fill(writer: Writer, prefix: bytes, count: int) -> None:
-    """Puts, some of which expire, and a tombstone, in a few commits."""
+    """Write puts, some of which expire, and a tombstone, in a few commits."""
     random = Random(prefix)
     batch = kv_pb2.WriteRequest()
     for number in range(count):
@@ -192,7 +192,7 @@ REFUSED = "refused"
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """The readers of one database, which know what its manifests say."""
+    """The readers of one database, with the contents of its manifests."""
 
     database_id: bytes
     rows: Mapping[str, SstInfo]  # how a manifest lists an SST; of one that none lists, the footer
@@ -210,7 +210,7 @@ class Readers:
         return cls(manifest.database_id, rows)
 
     def read(self, name: str, data: bytes) -> object:
-        """What is in an object, or `REFUSED`. Any error but a typed one is raised."""
+        """Return the contents of an object, or `REFUSED`. Any error but a typed one is raised."""
         try:
             return self._read(name, data)
         except CorruptObject:
@@ -263,7 +263,7 @@ def reachable(place: Place, current: Manifest) -> frozenset[str]:
 
 
 def read_by(place: Place, current: Manifest, snapshot_ids: Collection[bytes]) -> frozenset[str]:
-    """The objects that somebody reads who opens the database, and these snapshots."""
+    """Return the objects that are read when the database, and these snapshots, are opened."""
     chosen = [each.manifest_id for each in current.snapshots if each.id in snapshot_ids]
     manifests = [current, *(_manifest(place, each) for each in chosen)]
     return _needs(place, manifests, min(each.first_uncompacted_wal_id for each in manifests))
@@ -288,10 +288,10 @@ SEED = 77
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Of a database that was opened for writing."""
+    """Replies of a database that was opened for writing."""
 
     epoch: int
-    first_seq: int  # that the writer issues
+    first_seq: int  # the first one that the writer issues
     last_wal_id: int | None
     forwards: Rows
     by_key: Rows
@@ -347,7 +347,7 @@ async def one_by_one(writer: Writer) -> Rows:
 
 
 async def judged(place: StillPlace, snapshot_ids: tuple[bytes, ...]) -> Answers | ShaleError:
-    """The answers, or the documented error that somebody gets instead."""
+    """Return the answers, or the documented error."""
     try:
         return await answers(place, snapshot_ids)
     except ShaleError as error:

@@ -1,4 +1,4 @@
-"""What becomes of bytes on their way: bits that flip, cuts, insertions, pieces of another thing."""
+"""Damage to bytes: flipped bits, cuts, insertions, parts of another sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEW_BYTES = 64
 
 
 def overwritten(data: bytes, at: int, new: bytes) -> bytes:
-    """`data` with `new` instead of what stands at `at`; never longer than it was."""
+    """Return `data` with `new` at `at`; never longer than it was."""
     return (data[:at] + new + data[at + len(new) :])[: len(data)]
 
 
@@ -27,7 +27,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 def mutant(random: Random, samples: Sequence[bytes]) -> bytes:
-    """What became of a sample by a few changes; pieces may come from the others."""
+    """Return a sample after a few changes; inserted parts may come from the others."""
     data = random.choice(samples)
     for _ in range(random.randint(1, 4)):
         at = random.randrange(len(data) + 1)
@@ -51,7 +51,7 @@ def _transplant(random: Random, data: bytes, at: int, other: bytes) -> bytes:
     return overwritten(data, at, other[at : at + _some(random)])
 
 
-# Each is told where, and another sample.
+# Each gets a position, and another sample.
 _CHANGES: tuple[Callable[[Random, bytes, int, bytes], bytes], ...] = (
     _flip,
     _flip,

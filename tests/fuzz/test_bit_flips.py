@@ -1,7 +1,7 @@
-"""Bits of every object of a database: whoever reads the object tells that it was changed.
+"""Bit flips in every object of a database are detected by the readers of the object.
 
-What nobody reads any more is named here, with the reason. There is no bit of an object that
-somebody reads and that no checksum covers.
+Objects that are not read any more are listed here, with the reason. Every bit of an object that is
+read is covered by a checksum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BUDGET_S = 1.0  # of each test
 DATABASE, BACKUPS = "database", "backups"
 both = pytest.mark.parametrize("where", [DATABASE, BACKUPS])
 
-# Objects that the database holds and that nobody reads who opens it: why they are harmless.
+# Objects of the database that are not read when it is opened: why they are harmless.
 UNREAD = {
     "manifest/": "a newer manifest has replaced it, and no snapshot names it",
     "wal/": "its commits are in the levels, and of every snapshot, too",
@@ -69,10 +69,10 @@ def _made_before_any_loop_runs() -> None:
     sound()
 
 
-# Nothing comes after the last object of a kind that could tell that it was there: a store that
-# loses it loses an edit of the manifest, or the last commit. Whether the answers stay the same:
+# The last object of a kind, whose absence no later object shows: a store that loses it loses an
+# edit of the manifest, or the last commit. Whether the answers stay the same:
 LAST = {
-    "manifest/00000000000000000026.manifest": True,  # it let go of a lease
+    "manifest/00000000000000000026.manifest": True,  # it dropped a lease
     "wal/00000000000000000023.sst": False,
 }
 
@@ -86,7 +86,7 @@ def readers() -> Readers:
 
 
 async def test_the_database_has_every_kind_of_object() -> None:
-    """The tests below change objects of all kinds, those that somebody reads and others."""
+    """The tests below change objects of all kinds, those that are read and others."""
     place = sound().made.place
     wanted = read_by(place, sound().current, sound().made.snapshot_ids)
     assert wanted < reachable(place, sound().current)
@@ -104,7 +104,7 @@ async def test_the_database_has_every_kind_of_object() -> None:
 
 
 async def check_opened(place: StillPlace, what: str, *, is_read: bool) -> None:
-    """Whoever opens the database gets an error that says so, or the answers that are right."""
+    """Check that opening the database ends in a typed error, or that the answers are right."""
     found = await judged(place, sound().made.snapshot_ids)
     if isinstance(found, Answers):
         assert found == sound().answers, what
@@ -143,7 +143,7 @@ def test_every_flipped_bit_is_found_by_its_readers(where: str) -> None:
 
 
 def flip(where: str, number: int, random: Random) -> tuple[StillPlace, str, int]:
-    """A copy in which one bit is flipped: of which object, and which bit."""
+    """Return a copy in which one bit is flipped, with its object and position."""
     place = place_of(where)
     names = list(place.names())
     name = names[number % len(names)]
@@ -182,7 +182,7 @@ CHECKS = {"fsck": check_finding, "opening": check_opening, "verification": check
 @budgets
 @pytest.mark.parametrize("check", CHECKS)
 async def test_flipped_bits_are_found(check: str, times: int) -> None:
-    """By whoever opens the database or checks it, and by whoever verifies its backups."""
+    """They are found when the database is opened or checked, or its backups are verified."""
     for number, random in attempts(check, times * BUDGET_S):
         with replayable(number):
             await CHECKS[check](number, random)

@@ -1,7 +1,7 @@
-"""Whatever a decoder is given, it ends in a documented error or in the right answer, and soon.
+"""Decoders end any input in a documented error or in the right answer, and soon.
 
-Three kinds of bytes: arbitrary ones; encodings that something has happened to; and those of a
-forger, who makes the checksums match again. A failure says how it is repeated.
+There are three kinds of input: arbitrary bytes; changed encodings; and those of a forger, who makes
+the checksums match again. A failure prints how to repeat it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GENERATED = "shalekv.v1."
 # A decoder by its name everywhere; in the format of objects by more names.
 DECODES = re.compile(r"(decode|parse)(_\w+)?")
 READS = re.compile(r"(open|read|records)_\w+|plain|unseal|\w+_of|needed_\w+|told_\w+|is_backup_\w+")
-# What has such a name and takes nothing apart, or nothing that another has made.
+# Functions with such a name that decode nothing, or nothing from outside.
 NO_DECODERS = {
     "shalekv.format.block_frame.codec_of": "looks at a block that `plain` has taken",
     "shalekv.format.columns.columns_of": "is given entries, not bytes",
@@ -81,7 +81,7 @@ def attack(decoder: Decoder, random: Random) -> None:
 @groups
 def test_fuzzed(group: str, times: int) -> None:
     """Any bytes end in a documented error, or in an answer; with a checksum, in the right one.
-    Memory and work are bounded by what there is to decode, whatever it claims to be.
+    Memory and work are bounded by the size of the input, whatever it claims.
     """
     for number, random in attempts(group, times * BUDGET_S):
         with replayable(number):
@@ -90,8 +90,8 @@ def test_fuzzed(group: str, times: int) -> None:
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=str)
 def test_samples_are_decoded(decoder: Decoder) -> None:
-    """What the attacks begin with is taken, and stays as it is when it is sealed anew; what ended
-    in another error once, or could, ends in a documented one, or is what it says.
+    """The samples of the attacks are decoded, and unchanged when sealed again; inputs that once
+    failed, or could, end in a documented error, or are decoded.
     """
     for sample in decoder.samples:
         found = outcome(decoder, sample)
@@ -105,7 +105,7 @@ def test_samples_are_decoded(decoder: Decoder) -> None:
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
-    """All public functions and class methods, by the names that importers know."""
+    """Return all public functions and class methods, by the names that importers know."""
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             module = ".".join(path.relative_to((ROOT / folder).parent).with_suffix("").parts)
@@ -127,7 +127,7 @@ def _class_methods(place: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.Fu
 
 
 def looks_like_a_decoder(place: str, node: ast.FunctionDef) -> bool:
-    """By its name, or because it is given what stood on the wire."""
+    """Return whether it is a decoder, by its name or by the type of its argument."""
     if DECODES.fullmatch(node.name):
         return True
     if not place.startswith(FORMAT) or node.name.startswith("_"):

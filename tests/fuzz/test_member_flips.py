@@ -1,4 +1,4 @@
-"""Every bit of the files of a safekeeper: found, or harmless for a reason that stands here."""
+"""Every bit flip in the files of a safekeeper is found, or harmless for a reason given here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kit.disks.member_logs import (
 )
 
 BUDGET_S = 2.0
-USED_BYTES = 260  # of a slot: what is behind is zeros up to its checksum
+USED_BYTES = 260  # of a slot: zeros follow, up to its checksum
 
 # Where a bit may flip, what is found then, and why it is as it must be.
 REGIONS = {
@@ -56,7 +56,7 @@ def region(name: str, at: int) -> str:
 
 
 def places(name: str) -> dict[str, list[int]]:
-    """The bytes of a file by region; of a slot those that say something."""
+    """Return the bytes of a file by region; of a slot those in use."""
     found: dict[str, list[int]] = {}
     for at in range(len(disk().bytes_of(FOLDER / name))):
         is_used = at % SLOT_BYTES < USED_BYTES or at % SLOT_BYTES >= SLOT_BYTES - 4
@@ -66,7 +66,7 @@ def places(name: str) -> dict[str, list[int]]:
 
 
 def check_flip(name: str, bit: int) -> None:
-    """A record that was lost is told, a promise never goes back, and what is read is right."""
+    """Check that a lost record is reported, a promise never goes back, and reads are right."""
     damaged = copy.deepcopy(disk())
     damaged.bytes_of(FOLDER / name)[bit // 8] ^= 1 << bit % 8
     where = region(name, bit // 8)

@@ -64,7 +64,7 @@ class Sound:
 
 
 async def make() -> Sound:
-    """By a writer that dies between the record and the copy."""
+    """Make it by a writer that dies between the record and the copy."""
     place = TwoPhasePlace()
     async with roles_at(place, 9) as roles:
         await roles.create()
@@ -96,7 +96,7 @@ def _made_before_any_loop_runs() -> None:
 
 
 async def test_an_interrupted_create_is_completed() -> None:
-    """Whoever opens the database completes it, and answers what was acknowledged."""
+    """Opening the database completes it, and answers what was acknowledged."""
     assert await answers(sound().interrupted, ()) == sound().answers
 
 
@@ -111,7 +111,7 @@ async def check_temporary(random: Random) -> None:
 
 
 def changed_record(record: CreateRecord, random: Random) -> CreateRecord:
-    """The record with something of what it says changed."""
+    """Return the record with one field changed."""
     if record.is_committed and random.random() < 0.2:
         return replace(record, is_committed=False)
     source, name = record.source.encode(), record.destination.name.encode()
@@ -141,7 +141,7 @@ async def check_record(place: TwoPhasePlace, name: str, random: Random) -> None:
 
 
 async def test_flipped_bits() -> None:
-    """Those of a temporary object, of its open record, and of committed records."""
+    """Those of a temporary object, of its open record, and of committed records are found."""
     newest = manifest_name((await sound().place.manifest()).manifest_id)
     records = [
         (sound().interrupted, sound().destination.name),

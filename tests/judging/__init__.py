@@ -1,1 +1,1 @@
-"""Checkers of the invariants of databases, for whoever runs one: in earnest or simulated."""
+"""Checkers of the invariants of databases, for real and for simulated runs."""

@@ -1,8 +1,8 @@
-"""The model: what was acknowledged, and what a state of the database must hold because of it.
+"""The model: acknowledged commits, and the contents that a state of the database must have.
 
 A state is named by a sequence number, and holds the effect of all commits up to that (I1, I2, I9).
-Whoever runs a test does not know the clock of the database to the millisecond, so when a value
-expires, and when it was read, are two moments between which it happens.
+A test does not know the clock of the database to the millisecond, so the expiry of a value, and the
+time of a read, are intervals.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from shalekv.protocol.entry import KeyRange
 
-SHOWN_BYTES = 12  # of a value, in what a violation says
+SHOWN_BYTES = 12  # of a value in the text of a violation
 
 
 class Violation(AssertionError):
@@ -32,7 +32,7 @@ class Between(NamedTuple):
 
 
 class SeenValue(NamedTuple):
-    """A value as the database tells it."""
+    """A value as the database shows it."""
 
     value: bytes
     seq: int
@@ -73,13 +73,13 @@ class _Held(NamedTuple):
 
 
 class State:
-    """What the database holds after some commits, expired values included."""
+    """Contents of the database after some commits, expired values included."""
 
     def __init__(self) -> None:
         self.seq = 0
         self._held: dict[bytes, _Held] = {}
         self._keys: list[bytes] = []
-        self._history: dict[bytes, list[str]] = {}  # for what a violation says
+        self._history: dict[bytes, list[str]] = {}  # for the text of a violation
 
     def apply(self, seq: int, effects: Iterable[Effect]) -> None:
         """One commit more, whose effects come in their order."""
@@ -106,7 +106,7 @@ class State:
         return self._keys[low:high]
 
     def find(self, key: bytes, now: Between) -> tuple[SeenValue | None, ...]:
-        """What a read of this key may be told at that time: one answer, or two."""
+        """Return the possible replies to a read of this key at that time: one, or two."""
         held = self._held.get(key)
         if held is None:
             return (None,)
@@ -117,12 +117,12 @@ class State:
         return (held.seen, None)
 
     def check_range(self, keys: KeyRange, now: Between, seen: Mapping[bytes, SeenValue]) -> None:
-        """Judge all that a read was told of a range. Raises `Violation`."""
+        """Judge the reply to a read of a range. Raises `Violation`."""
         for key in sorted({*self.keys_in(keys), *seen}):
             self.check_key(key, now, seen.get(key))
 
     def check_key(self, key: bytes, now: Between, seen: SeenValue | None) -> None:
-        """Judge what a read was told of a key. Raises `Violation`."""
+        """Judge the reply to a read of a key. Raises `Violation`."""
         expected = self.find(key, now)
         if seen not in expected:
             since = ", ".join(self._history.get(key, ())[-4:])
@@ -182,7 +182,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class SeenView:
-    """A view that is open, and what it was first told to hold."""
+    """An open view, and the contents that it showed first."""
 
     seq: int
     now: Between

@@ -1,7 +1,7 @@
-"""Why each object of a database is there, worked out from the manifest alone (I8, no orphans).
+"""Why each object of a database exists, derived from the manifest alone (I8, no orphans).
 
-Written without the code that collects. What is needed must be there, and what nobody needs must be
-gone after the last collection.
+Written without the code that collects. Needed objects must exist; unneeded ones must be gone after
+the last collection.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from shalekv.protocol.manifest import Manifest
 
 
 def needed(manifests: Collection[Manifest]) -> dict[str, str]:
-    """What keeps which object: the current manifest, or others that snapshots name.
+    """Return why each object is needed: by the current manifest, or by one that a snapshot names.
 
-    Of the WAL only what is not compacted is needed.
+    Of the WAL only uncompacted objects are needed.
     """
     reasons: dict[str, str] = {}
     for manifest in manifests:
@@ -33,17 +33,17 @@ def needed(manifests: Collection[Manifest]) -> dict[str, str]:
 
 
 def missing(manifests: Collection[Manifest], objects: Collection[str]) -> dict[str, str]:
-    """What is needed and not there, and by whom (I8)."""
+    """Return needed objects that do not exist, and why they are needed (I8)."""
     return {name: why for name, why in needed(manifests).items() if name not in objects}
 
 
 def unexplained(
     manifests: Collection[Manifest], objects: Mapping[str, bool], *, current: Manifest
 ) -> list[str]:
-    """The objects that nobody needs.
+    """Return the objects that are not needed.
 
-    `objects` says of each whether it is a fence, which stays for ever (F1). The last slot that is
-    compacted stays by a rule of the collector's.
+    `objects` maps each to whether it is a fence, which stays for ever (F1). The collector keeps the
+    last compacted slot.
     """
     reasons = needed(manifests)
     last = min((m.wal_id_last_compacted or 0 for m in manifests), default=0)

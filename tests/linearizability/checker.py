@@ -36,10 +36,11 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the search has found."""
+    """Result of a search."""
 
     order: tuple[Call, ...]  # a legal order; of an illegal history the longest that was found
-    stuck: tuple[Call, ...]  # those that could have been next and were not legal; none: all is well
+    # calls that could have been next and were not legal; none: linearizable
+    stuck: tuple[Call, ...]
     steps: int
 
     @property
@@ -100,14 +101,14 @@ class _Step(NamedTuple):
 class _Search:
     """The depth-first search over one part.
 
-    Operations and the ends of those that have one stand in a linked list, in the order of time.
-    Node n < count is the operation n, node count + n its end. What is taken is lifted out of the
+    Operations and the ends of those that have one are in a linked list, in the order of time. Node
+    n < count is the operation n, node count + n its end. Taken operations are removed from the
     list, so that the operations before the first end are those that can be next. Those without an
-    end can be next for ever, and may be left over.
+    end can always be next, and may be left over.
     """
 
     def __init__(self, part: Sequence[Call], model: Model) -> None:
-        # Those with a reply have the lower numbers.
+        # Calls with a reply have the lower numbers.
         self._calls = sorted(part, key=lambda call: (call.reply is None, call.began))
         self._model = model
         self._count = len(self._calls)
@@ -115,7 +116,7 @@ class _Search:
         self._next = [0] * (self._head + 1)
         self._previous = [0] * (self._head + 1)
         self._closed = sum(call.reply is not None for call in self._calls)
-        self._left = self._closed  # of those with a reply, which must all be taken
+        self._left = self._closed  # calls with a reply, all of which must be taken
         self._link_all()
         self._seqs = self._seq_order()
         self._seqs_taken = 0
@@ -154,18 +155,18 @@ class _Search:
         return Verdict(self._order(taken), (), steps)
 
     def _candidates(self, state: State) -> Iterator[tuple[int, State]]:
-        """Each operation that can be next, with each state that it can lead to.
+        """Yield each operation that can be next, with each state that it can lead to.
 
-        When one with a reply leaves the state as it is, it stands alone: if there is a legal order
-        of the rest in which it comes later, there is one in which it comes now, as such a reply
-        changes nothing anywhere.
+        If one with a reply leaves the state as it is, it is the only candidate: if there is a legal
+        order of the rest in which it comes later, there is one in which it comes now, as such a
+        reply changes nothing anywhere.
         """
         found: list[tuple[int, State]] = []
         node = self._next[self._head]
         while node < self._count:
             call = self._calls[node]
             rank = self._seqs[node]
-            # Numbers rise in the order of commits: of those that were told, the least comes first.
+            # Numbers rise in the order of commits: of the reported ones, the least comes first.
             if rank is None or rank == self._seqs_taken:
                 for after in self._model.step(state, call.operation, call.reply):
                     if after != state:
@@ -202,7 +203,7 @@ class _Search:
         self._next[before], self._previous[self._head] = self._head, before
 
     def _seq_order(self) -> list[int | None]:
-        """For each operation its place among those whose number was told."""
+        """Return the rank of each operation among those with a reported number."""
         reported = [
             (call.reply.seq, node)
             for node, call in enumerate(self._calls)

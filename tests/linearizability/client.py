@@ -164,7 +164,7 @@ def _prefix_of(operation: Operation) -> bytes:
 
 
 def _scanned(operation: Operation, found: Mapping[bytes, Seen]) -> tuple[Result, ...]:
-    """What a scan has shown of each key; it may show no others."""
+    """Return the state of each key that a scan has shown; it may show no others."""
     keys = operation.keys
     assert found.keys() <= set(keys), f"{operation} shows {found}"
     return tuple(found.get(key) for key in keys)

@@ -1,12 +1,12 @@
-"""What a database of a few keys may answer: the sequential specification. Pure.
+"""Legal replies of a database of a few keys: the sequential specification. Pure.
 
-A state holds for each key its value and what is known of its sequence number. The number of a
-commit that a client was told is demanded to be greater than that of every commit before it. A
-commit of which no client was told the number may have any that is greater, until a reply shows it;
-from then on it is that. So a get that shows an old value under a new number is refused, too.
+A state holds for each key its value and what is known of its sequence number. A reported commit
+number must be greater than that of every commit before it. A commit whose number was not reported
+may have any greater number, until a reply shows it. So a get that shows an old value under a new
+number is refused, too.
 
-An operation whose outcome is unknown is never illegal: it does what it can do at its moment. That
-it may never happen is up to the search.
+An operation with unknown outcome is always legal: it has its effect at its moment. The search
+decides whether it happens at all.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Comparison(ValueIs):
 
 @dataclass(frozen=True, slots=True)
 class Expiry(Operation):
-    """A value is gone, if it is there: nobody asks for that, and it has no number."""
+    """Expiry of a value, if it is there: no client requests it, and it has no number."""
 
     @classmethod
     def of(cls, key: bytes, value: bytes) -> Expiry:
@@ -184,7 +184,7 @@ class Model:
         return ([state], []) if holds else ([], [state])
 
     def _answer(self, state: State, actions: Sequence[Action], reply: Reply) -> State | None:
-        """What is left of `state` when the actions have these results, with their changes."""
+        """Return the part of `state` that fits these results of the actions, with their changes."""
         if len(reply.results) != len(actions):
             return None
         for action, result in zip(actions, reply.results, strict=True):
@@ -210,7 +210,9 @@ class Model:
     def _changes(
         self, state: State, actions: Sequence[Action], results: Sequence[Result] | None = None
     ) -> Changes | None:
-        """What the actions change; None: an add can't have this result, or meets no counter."""
+        """Return the changes of the actions; None: an add can't have this result, or meets no
+        counter.
+        """
         changes: Changes = {}
         for number, action in enumerate(actions):
             match action:
@@ -234,7 +236,7 @@ class Model:
         return changes
 
     def _refuse(self, state: State, tests: Sequence[Test], found_seq: int | None) -> State | None:
-        """What is known when an operation of one test was refused, as it met this number."""
+        """Return what is known when an operation of one test was refused with this number."""
         if found_seq is None:
             return state
         index = self._index[tests[0].key]
@@ -283,7 +285,7 @@ def _commit(state: State, changes: Mapping[int, bytes | None], seq: int | None) 
     newest_seq = state.newest_seq + 1 if seq is None else seq
     seq_max = ANY_SEQ if seq is None else seq
     cells = list(state.cells)
-    if seq is not None and len(cells) > 1:  # what came before has a smaller number
+    if seq is not None and len(cells) > 1:  # earlier commits have smaller numbers
         cells = [
             Cell(each.value, each.seq_min, seq - 1) if each.seq_max == ANY_SEQ else each
             for each in cells

@@ -1,8 +1,8 @@
-"""The operations that are judged, and what a client was told of them: one form for all calls.
+"""The operations that are judged, and their replies, in one form for all calls.
 
-Every call of the API that is judged is a transaction: tests, what is done when all of them hold,
-and what is done otherwise. A get is a transaction of one action without tests; a put with a
-condition has one test, and is refused where the test fails. `kind` tells as which call it is sent.
+Every call of the API that is judged is a transaction: tests, actions if all of them hold, and
+actions otherwise. A get is a transaction of one action without tests; a put with a condition has
+one test, and is refused if the test fails. `kind` is the call by which it is sent.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def counter_value(number: int) -> bytes:
 
 
 class Kind(enum.Enum):
-    """As which call an operation is sent.
+    """The call by which an operation is sent.
 
     A scan or a delete of a range names every key that there can be in its range.
     """
@@ -125,10 +125,10 @@ Result: TypeAlias = Seen | int | None  # of a get (None: no value); of an add; N
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a client was told: certain, since an unknown outcome has no reply."""
+    """The reply to a client: certain, since an unknown outcome has no reply."""
 
     results: tuple[Result, ...] = ()  # one for each action of the branch that was taken
-    seq: int | None = None  # the number of the commit, where one was made and told
+    seq: int | None = None  # number of the commit, if one was made and reported
     succeeded: bool = True  # all tests held
     found_seq: int | None = None  # when a test failed that is refused: what it met; 0: no value
     not_a_counter: bool = False  # refused since an add met a value of another length
@@ -150,7 +150,7 @@ class Call:
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """What it was told of each action; nothing, if the outcome is unknown."""
+        """The result of each action; empty if the outcome is unknown."""
         return () if self.reply is None else self.reply.results
 
     @property

@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 
 def build() -> Path:
-    """The program; Go itself knows whether it is up to date."""
+    """Build the program; Go itself checks whether it is up to date."""
     PROGRAM.parent.mkdir(parents=True, exist_ok=True)
     command = ["go", "build", "-buildvcs=false", "-o", str(PROGRAM), "."]
     built = subprocess.run(
@@ -56,10 +56,10 @@ def build() -> Path:
 
 
 def judge_all(program: Path, parts: Iterable[Sequence[Call]]) -> list[bool | None]:
-    """For each part of a history whether it is linearizable; None: it has given up.
+    """Return for each part of a history whether it is linearizable; None: it has given up.
 
-    It knows nothing of sequence numbers until the model refuses one, so that operations of unknown
-    outcome cost it more than our own checker.
+    Porcupine knows nothing of sequence numbers until the model refuses one, so that operations of
+    unknown outcome cost it more than our own checker.
     """
     lines = [json.dumps(_part(part), separators=(",", ":")) for part in parts]
     ran = subprocess.run(

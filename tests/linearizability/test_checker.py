@@ -154,7 +154,7 @@ def test_porcupine_agrees() -> None:
 
 
 def test_keys_are_judged_apart() -> None:
-    """An error at one key is found whatever there is at others, and tied keys stay together."""
+    """An error at one key is found, whatever the history of others; tied keys stay together."""
     calls = history("0 1 put a x", "2 3 put b x", "4 5 get a", "6 7 get b x")
     assert [len(part) for part in partitions(calls)] == [2, 2]
     with pytest.raises(Violation, match=r"key=b'a'"):
@@ -169,7 +169,7 @@ def test_long_search_is_given_up() -> None:
         judge(calls, steps_max=10_000)
 
 
-# What one step of the model allows, where a history would show it only in a roundabout way.
+# Single steps of the model that a history would show only indirectly.
 
 GET_A = Operation(Kind.GET, (Get(b"a"),))
 
@@ -204,12 +204,12 @@ READ_BOTH = Operation(Kind.BATCH_GET, (Get(b"a"), Get(b"b")))
     ],
 )
 def test_batch_is_one_commit(results: tuple[Result, ...], *, legal: bool) -> None:
-    """A batch whose number was not told shows whole, and under one number."""
+    """A batch with an unreported number shows whole, and under one number."""
     assert _is_legal((BOTH, None), (READ_BOTH, Reply(results))) is legal
 
 
 def test_number_of_an_earlier_commit_is_smaller() -> None:
-    """What came before a commit with a number can't show a greater one."""
+    """Earlier commits than one with a number can't show a greater one."""
     put_a = _write(Put(b"a", b"1"))
     put_b = (_write(Put(b"b", b"2")), Reply((None,), 7))
     assert _is_legal((put_a, None), put_b, (GET_A, Reply((Seen(b"1", 6),))))
@@ -238,7 +238,7 @@ def test_gets_of_a_transaction_see_what_was_before() -> None:
     ],
 )
 def test_branch_is_that_of_the_test(test: Test, *, holds: bool) -> None:
-    """A transaction takes the branch that its comparison demands, and tells so."""
+    """A transaction takes the branch that its comparison demands, and reports that."""
     put = (_write(Put(b"a", b"1")), Reply((None,), 7))
     operation = _txn(test, [Delete(b"a")], [Get(b"a")])
     then, otherwise = Reply((None,), 8), Reply((Seen(b"1", 7),), succeeded=False)
@@ -257,7 +257,7 @@ def test_only_a_counter_is_added_to() -> None:
 
 
 def test_unknown_condition_may_turn_out_either_way() -> None:
-    """Whether a number was that of a write of unknown outcome, only what is seen later tells."""
+    """Whether a number was that of a write of unknown outcome, only later replies decide."""
     replace = Operation(Kind.PUT, (Put(b"a", b"2"),), (SeqIs(b"a", 7),))
     put = (_write(Put(b"a", b"1")), None)
     assert _is_legal(put, (replace, None), (GET_A, Reply((Seen(b"2", 8),))))

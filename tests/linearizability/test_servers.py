@@ -1,8 +1,9 @@
-"""What real servers answer to concurrent clients is linearizable while they die and are replaced.
+"""Replies of real servers to concurrent clients are linearizable while servers die and are
+replaced.
 
 Every history of every key is judged by our checker and by Porcupine (I14, I15). Half of the clients
 send each operation once; the others repeat it with its idempotency key until they know its outcome,
-and ask again later for what they were told.
+and send it again later to get the same reply.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ TIED_SHARE = 0.25  # of the rounds
 ECHO_SHARE = 0.05
 ECHOES_KEPT = 30
 FOUR_IN_FLIGHT = ("--max-parallel-writes", "4")
-# What a client may be told; the last by itself, when it had no time left to send.
+# Reasons for which nothing was applied; the last is the client's own, when no time was left to
+# send.
 NOT_APPLIED = {"FENCED", "STOPPING", "DEADLINE_PASSED", "DEADLINE_EXCEEDED"}
 # After these there is no use in asking the same process again.
 SERVER_GONE = (Stopping, Unreachable, ConnectionLost)
-UNDECIDED_SHARE_MAX = 0.02  # of what Porcupine is asked
+UNDECIDED_SHARE_MAX = 0.02  # of the histories for Porcupine
 
 
 class Board:
@@ -112,7 +114,7 @@ class Caller:
         self._answered: list[tuple[Operation, bytes, Reply]] = []
 
     async def call(self, operation: Operation) -> Reply:
-        """What was told of an operation. Raises `NotApplied` or `OutcomeUnknown`; the latter for
+        """Return the reply to an operation. Raises `NotApplied` or `OutcomeUnknown`; the latter for
         no change, if it repeats.
         """
         if not self._repeats:
@@ -133,7 +135,7 @@ class Caller:
             self._connection = None
 
     async def _send_until_known(self, operation: Operation, key: bytes) -> Reply:
-        unknown = False  # what became of the attempts before
+        unknown = False  # outcome of the attempts before
         while True:
             try:
                 return await self._send(operation, key)
@@ -141,7 +143,7 @@ class Caller:
                 if operation.is_read:
                     raise
                 unknown = True
-            except NotApplied:  # of this attempt; it says nothing about those before
+            except NotApplied:  # of this attempt; earlier ones may have been applied
                 if not unknown:
                     raise
             self.counts["repeated"] += 1
@@ -207,7 +209,7 @@ class Campaign:
         assert await server.stop() == ExitCode.OK, server.report()
 
     async def _progress(self) -> None:
-        """A share of the budget passes, and clients are answered meanwhile."""
+        """Wait until a share of the budget has passed and clients were answered meanwhile."""
         due_s, answered = time.monotonic() + BUDGET_S / (DISRUPTIONS + 1), self.counts["answered"]
         await until(
             lambda: time.monotonic() >= due_s and self.counts["answered"] > answered, "answers"

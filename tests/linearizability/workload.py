@@ -1,8 +1,8 @@
-"""Draws what the clients of one round do: any mixture of operations on a few fresh keys.
+"""Draws the operations of the clients of one round: any mixture on a few fresh keys.
 
-Two keys hold text, every value another one, so that a value tells which operation wrote it; the
-third is a counter, which in half of the rounds is only added to, so that its value tells how often.
-A tied workload also has operations over several keys.
+Two keys hold text, every value unique, so that a value identifies the operation that wrote it; the
+third is a counter, which in half of the rounds is only added to, so that its value is the number of
+adds. A tied workload also has operations over several keys.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Workload:
         return [Operation(Kind.GET, (Get(key),)) for key in self.keys]
 
     def learn(self, operation: Operation, reply: Reply) -> None:
-        """A reply has told numbers, which later conditions name."""
+        """Learn the numbers in a reply, which later conditions name."""
         branch = operation.then if reply.succeeded else operation.otherwise or ()
         for action, result in zip(branch, reply.results, strict=False):
             if isinstance(result, Seen) and result.seq is not None:

@@ -1,7 +1,7 @@
-"""What the models ask for, and how they judge replies.
+"""Requests of the models, and the checks of their replies.
 
-Changes are of few keys, so that they meet, and so are conditions. A sequence number in a
-condition says which of those that are there is meant (`with_seqs`).
+Changes are of few keys, so that they conflict, and so are conditions. A sequence number in a
+condition is an index into the present ones (`with_seqs`).
 """
 
 from __future__ import annotations

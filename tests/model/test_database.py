@@ -1,8 +1,8 @@
-"""A whole database against a dictionary: whatever is merged, collected, replicated or loaded.
+"""A whole database against a dictionary: compacted, collected, replicated and loaded.
 
-All writes are durable when they are answered; what is in flight is the subject of `test_writer`.
-What a writer, a replica and a snapshot show is compared with what a dictionary holds on which the
-same commits were done.
+All writes are durable when they are answered; `test_writer` covers those in flight. Reads of a
+writer, a replica and a snapshot are compared with a dictionary to which the same commits were
+applied.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def collect(self, seed: int) -> None:
-        """What nobody needs is deleted."""
+        """Delete what is not needed."""
         self.database.collect(seed)
 
     @rule(seed=SEEDS)
@@ -118,7 +118,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         after_ms=st.sampled_from([0, 1, 20]),
     )
     def crash(self, seed: int, changes: Any, after_ms: int) -> None:
-        """The writer's memory is lost, in the middle of a write whose answer nobody hears."""
+        """Lose the writer's memory, in the middle of a write whose answer is lost."""
         request = kv_pb2.WriteRequest(changes=changes, durability=DURABLE)
         effect = decide(request, self.now())
         is_write = writes(request, effect.answer)
@@ -221,7 +221,7 @@ class DatabaseMachine(RuleBasedStateMachine):
             return
         reply = self.database.ask(method, request)
         assert reply.header.seq == sent.reply.header.seq
-        reply.header.CopyFrom(sent.reply.header)  # which names the process that answers, too
+        reply.header.CopyFrom(sent.reply.header)  # it names the process that answers, too
         assert reply == sent.reply
 
     @rule(
@@ -238,7 +238,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule(values=st.dictionaries(KEYS, st.none() | VALUES, min_size=1, max_size=4))
     def load(self, values: dict[bytes, bytes | None]) -> None:
-        """A file of puts and tombstones that somebody else has written is taken in."""
+        """Load a file of puts and tombstones that another process has written."""
         entries = [
             Entry(key, 0, Kind.TOMBSTONE if value is None else Kind.PUT, value or b"")
             for key, value in sorted(values.items())
@@ -347,6 +347,6 @@ TestDatabaseModel.settings = settings(
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
 def test_database_model_for_long() -> None:
-    """The same, with many more and longer histories, drawn anew each time."""
+    """The property of `test_database_model` holds for many more and longer histories."""
     long = settings(max_examples=2_000, stateful_step_count=100, deadline=None, derandomize=False)
     run_state_machine_as_test(DatabaseMachine, settings=long)

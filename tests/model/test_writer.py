@@ -1,7 +1,7 @@
-"""A writer against a dictionary: whatever is done in whatever order, reads answer as a dict would.
+"""A writer against a dictionary: after any operations, reads answer as a dict would.
 
-Writes of every kind, with and without conditions and idempotency keys; see `writer_machine` for
-what happens to the writers meanwhile.
+Writes of every kind, with and without conditions and idempotency keys; see `writer_machine` for the
+events of the writers meanwhile.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ClientMachine(WriterMachine):
         changes_durability=st.sampled_from([False, False, True]),
     )
     def repeat(self, key: bytes, changes_durability: bool) -> None:  # noqa: FBT001 - a parameter of the rule
-        """A request that was sent before comes again, or one that only looks like it."""
+        """Send an earlier request again, or one that only resembles it."""
         sent = self.sent.get(key)
         if sent is None:
             return
@@ -202,6 +202,6 @@ TestWriterModel.settings = settings(
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
 def test_writer_model_for_long() -> None:
-    """The same, with many more and longer histories, drawn anew each time."""
+    """The property of `test_writer_model` holds for many more and longer histories."""
     long = settings(max_examples=3_000, stateful_step_count=100, deadline=None, derandomize=False)
     run_state_machine_as_test(ClientMachine, settings=long)

@@ -1,9 +1,8 @@
-"""All roles of one database over one memory store, in virtual time, asked from outside.
+"""All roles of one database over one memory store, in virtual time, called from outside.
 
 Writers, replicas, compactors and collectors are the shipped ones, with settings so small that a few
-entries fill blocks, files and levels. Each call returns when it is answered; only what runs by
-itself goes on beside it. Requests to the store take no time, so what is decided is decided at the
-moment of the call.
+entries fill blocks, files and levels. Each call returns when it is answered; only background tasks
+run beside it. Requests to the store take no time, so decisions are made at the moment of the call.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ PATIENCE_MS = 20_000.0
 
 
 class WholeDatabase:
-    """One writer, perhaps a replica, and whoever is called to compact and to collect."""
+    """One writer, perhaps a replica, and compactors and collectors on demand."""
 
     def __init__(self) -> None:
         self.loop = SimLoop("model")
@@ -115,7 +114,7 @@ class WholeDatabase:
         return self._on(self._writes, self._called(self.writer.kv, method, request))
 
     def begin(self, method: str, request: Any) -> asyncio.Task[Any]:
-        """A call to the writer that nobody waits for."""
+        """Begin a call to the writer, without waiting for it."""
         return self._spawn(self._writes, self._called(self.writer.kv, method, request))
 
     def scan(self, request: Any) -> Sequence[Any]:
@@ -147,7 +146,7 @@ class WholeDatabase:
             self.reader = None
 
     def ask_replica(self, method: str, request: Any) -> Any:
-        """What the replica answers to one call. REQUIRES: there is one."""
+        """Return the reply of the replica to one call. REQUIRES: there is one."""
         assert self.reader is not None
         return self._on(self._reads, self._called(self.reader.kv, method, request, PATIENCE_MS))
 
@@ -177,13 +176,13 @@ class WholeDatabase:
         self._on(node, run())
 
     def collect(self, seed: int) -> None:
-        """A collector that deletes what nobody needs, with settings drawn from `seed`."""
+        """Run a collector that deletes all garbage, with settings drawn from `seed`."""
         settings = draw_collector(Random(seed), 1.0)
         cas = CasStore(self._store(), self._runtime(), StoreSettings())
         self._on(self._node("collector"), CollectJob(cas, settings).collect())
 
     def write_file(self, entries: Sequence[Entry]) -> SstInfo:
-        """A file of the levels that stands ready to be loaded, as somebody else has written it."""
+        """Write a file of the levels to be loaded, as another process does."""
         random = self.seeds
         sst_id = bytearray(random.randbytes(16))
         sst_id[6] = 0x70 | sst_id[6] & 0x0F

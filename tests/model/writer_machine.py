@@ -1,8 +1,8 @@
-"""One writer after another of one database, and what the model knows of them.
+"""Successive writers of one database, and the model's knowledge of them.
 
-Uploads are held until the machine lets them go, in any order, so that writes are durable, in
-memory, or lost in a crash when the machine says so. A writer that is taken over lives on as a
-zombie, whose late uploads and writes must change nothing. Time passes when the machine says so.
+Uploads are held until the machine releases them, in any order, so that it decides which writes are
+durable, in memory, or lost in a crash. A writer that is taken over lives on as a zombie, whose late
+uploads and writes must change nothing. Time passes when the machine moves it.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ class Sent:
 
 @dataclass(slots=True)
 class Running:
-    """A writer and what the model knows of it."""
+    """A writer and the model's knowledge of it."""
 
     writer: Writer
     store: HeldStore
     task: asyncio.Task[None]
     pending: dict[int, Left] = field(default_factory=dict)  # not durable, by sequence number
-    resting: set[int] = field(default_factory=set)  # those that rest on all before them
+    resting: set[int] = field(default_factory=set)  # those that depend on all before them
     asked: list[Asked] = field(default_factory=list)  # not answered
     shown_seq: dict[int, int] = field(default_factory=dict)  # by read level
 
@@ -192,7 +192,7 @@ class WriterMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.zombies))
     @rule(key=KEYS)
     def zombie_acts(self, key: bytes) -> None:
-        """A writer that was taken over is told so, and nothing of it becomes visible."""
+        """Calls to an overtaken writer end as fenced, and nothing of it becomes visible."""
         zombie = self.zombies.pop()
         zombie.store.let_go()
         put = self.call(zombie.writer.kv.put, kv_pb2.PutRequest(key=key, value=b"zombie"))
@@ -289,7 +289,7 @@ class WriterMachine(RuleBasedStateMachine):
         return level != kv_pb2.READ_LEVEL_UNCOMMITTED and not is_whole
 
     def check_waits(self, method: Callable[[Any, Call], Any], request: Any) -> None:
-        """A read waits for the gap to close, and harms nobody when its caller gives up."""
+        """Check that a read waits for the gap to close, and that its cancellation has no effect."""
         answering = self.call(method, request)
         assert not answering.done()
         answering.cancel()
@@ -305,7 +305,7 @@ class WriterMachine(RuleBasedStateMachine):
         self.now.shown_seq[level] = header.seq
 
     def check_replies(self, running: Running) -> None:
-        """Exactly those are answered of which all that they rest on is durable."""
+        """Check that exactly those are answered whose dependencies are all durable."""
         for asked in list(running.asked):
             if asked.writes:
                 is_due = asked.seq not in running.pending

@@ -1,4 +1,4 @@
-"""Sentences in which somebody does something."""
+"""Steps in which a process or a client acts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REQUEST = (
     r"(?: (?P<object_id>\d+))?"
 )
 
-# Of a create in two phases; the temporary object's name begins with that of the other.
+# Steps of a two-phase create; the temporary object's name begins with the destination's.
 STEPS = frozenset({"put", "insert", "copy", "commit", "delete"})
 
 
@@ -76,7 +76,7 @@ async def time_passes(stage: Stage, seconds: str) -> None:
 
 @sentence(r"count time and slots from here")
 async def count_from_here(stage: Stage) -> None:
-    """The next slot is slot 0, the next create in the WAL has time 0; so far there are fences."""
+    """The next slot is slot 0, the next create in the WAL has time 0; before it are fences."""
     assert not any(sst.footer.contents.entry_count for sst in stage.wal())
     stage.first_slot = len(stage.sim.store.names(names.WAL_FOLDER))
     stage.first_attempt = stage.listed_attempts = len(stage.attempts.of("wal"))
@@ -99,7 +99,7 @@ async def hold_reply(stage: Stage, reply: str, **which: str | None) -> None:
 
 @sentence(r"release (?P<request>.+)")
 async def release(stage: Stage, request: str) -> None:
-    """Once the request, or reply, is at its gate, it goes on."""
+    """Release the request, or reply, once it is at its gate."""
     gate = stage.gates[request]
     await gate.reached()
     gate.release()
@@ -107,7 +107,7 @@ async def release(stage: Stage, request: str) -> None:
 
 @sentence(rf"lose {REQUEST}")
 async def lose(stage: Stage, **which: str | None) -> None:
-    """The request is never applied, and its sender hears nothing."""
+    """The request is never applied, and its sender gets no reply."""
     match = _match(stage, **which)
     stage.sim.store.lose_request(match)
     _expect_fault(stage, match, "lost on its way")
@@ -115,7 +115,7 @@ async def lose(stage: Stage, **which: str | None) -> None:
 
 @sentence(rf"lose the reply to {REQUEST}")
 async def lose_reply(stage: Stage, **which: str | None) -> None:
-    """The request is applied, and its sender hears nothing."""
+    """The request is applied, and its sender gets no reply."""
     match = _match(stage, **which)
     stage.sim.store.lose_reply(match)
     _expect_fault(stage, match, "(reply lost)")
@@ -123,7 +123,7 @@ async def lose_reply(stage: Stage, **which: str | None) -> None:
 
 @sentence(rf"delay {REQUEST} by (?P<late>\d+) ms")
 async def delay(stage: Stage, late: str, **which: str | None) -> None:
-    """The sender hears nothing and gives up, and so much later the request arrives."""
+    """The sender gets no reply and gives up; after that time the request arrives."""
     late_ms = float(late)
     store = stage.sim.store
     store.faults = replace(store.faults, late_ms=Span(late_ms, late_ms))
@@ -162,7 +162,7 @@ async def compactor_opens(stage: Stage) -> None:
 
 @sentence(r"the compactor has compacted wal 0-(?P<last>\d+)")
 async def compacts(stage: Stage, last: str) -> None:
-    """The manifest says so; what these slots held is in no level here."""
+    """Edit the manifest alone; the contents of these slots are in no level here."""
     last_id = stage.first_slot + int(last)
     seqs = [sst.footer.contents.max_seq for sst in stage.wal()[: last_id + 1]]
 
@@ -200,7 +200,7 @@ async def stranger_fills(stage: Stage, epoch: str, slot: str, put: str | None) -
 
 
 async def _edit_manifest(stage: Stage, edit: Edit) -> None:
-    """By the shipped code, on a node of its own."""
+    """Edit with the shipped code, on a node of its own."""
     sim = stage.sim
     node = sim.node("compactor")
     store = CasStore(sim.store_for(node), sim.runtime_for(node), StoreSettings())

@@ -1,4 +1,4 @@
-"""Sentences about compactors, collectors, readers, and clients who make snapshots."""
+"""Steps of compactors, collectors, readers, and clients that make snapshots."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def shares(stage: Stage, process: str, name: str, other: str, life: str | 
 
 @sentence(rf"{CLIENT} renews {SNAPSHOT} {LIFE}")
 async def renews(stage: Stage, process: str, name: str, life: str | None) -> None:
-    """The snapshot is to live so long from now on."""
+    """Renew the snapshot, to live that long from now on."""
     client = _client(stage, process)
     called = stage.snapshots[name].hex()
     client.begin_job(client.role.renew(called, ttl_ms=_ttl_ms(life)))
@@ -109,7 +109,7 @@ async def deletes(stage: Stage, process: str, name: str) -> None:
 
 @sentence(rf"{CLIENT}: {END}")
 async def ends(stage: Stage, process: str, end: str, error: str | None) -> None:
-    del error  # the end says it
+    del error  # the end of the process reports it
     found = await stage.process(process).end()
     assert found is None or isinstance(found, ShaleError), f"{process} ended with {found!r}"
     assert (type(found).__name__ if found else "done") == end
@@ -123,7 +123,7 @@ async def wants(stage: Stage, what: str, number: str, end: str, error: str | Non
 
 @sentence(rf"{SNAPSHOT} names manifest (?P<manifest_id>\d+)")
 async def names_manifest(stage: Stage, name: str, manifest_id: str) -> None:
-    """The snapshot stands in the current manifest, and this is the state that it shows."""
+    """The snapshot is in the current manifest, and its state is this one."""
     found = find_snapshot(stage.current(), stage.snapshots[name])
     assert found is not None
     assert found.manifest_id == int(manifest_id)

@@ -37,7 +37,7 @@ def _attempt_row(stage: Stage, attempt: Attempt, before: Sequence[Attempt]) -> s
 
 
 def _winner(attempt: Attempt, before: Sequence[Attempt]) -> str:
-    """Who has won the slot, and when; of recycled names the last who did."""
+    """Return the winner of the slot, and when; of recycled names the last one."""
     for time, other in reversed(list(enumerate(before))):
         if other.is_success and other.object_id == attempt.object_id:
             return f"{other.sender} won at time {time}"
@@ -180,7 +180,7 @@ async def opens(
 
 @sentence(rf"{OPENER} has opened{EPOCH}{SEES}")
 async def has_opened(stage: Stage, process: str, epoch: str | None, pairs: str | None) -> None:
-    """Opening succeeds; writer N and compactor N have epoch N if nothing else is said."""
+    """Opening succeeds; writer N and compactor N have epoch N unless the step has another."""
     opened = await stage.process(process).opened()
     kind, number = process.split()
     if kind != "reader":
@@ -256,14 +256,14 @@ async def puts_and_waits(
     stage: Stage, process: str, put: str, outcome: str, error: str | None
 ) -> None:
     """A client sends a put, and waits for what becomes of it."""
-    del error  # the outcome says it
+    del error  # the outcome has it
     await puts(stage, process, put)
     await becomes(stage, put, outcome)
 
 
 @sentence(rf"{PUT}: (?P<outcome>\w+)")
 async def becomes(stage: Stage, put: str, outcome: str) -> None:
-    """What became of a put, once that is known; "pending": it is not known by now."""
+    """Compare the outcome of a put, once it is known; "pending": it is not known by now."""
     found = stage.puts[put].now() if outcome == "pending" else await stage.puts[put].settled()
     assert found == outcome
 
@@ -281,7 +281,7 @@ async def is_not_sent(stage: Stage, request: str) -> None:
 
 @sentence(rf"{SERVER} closes")
 async def closes(stage: Stage, process: str) -> None:
-    """The process is told to stop: it answers what it has accepted, and its snapshots go."""
+    """Stop the process in order: it answers what it has accepted, and deletes its snapshots."""
     await stage.server(process).close()
 
 

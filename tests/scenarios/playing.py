@@ -37,7 +37,7 @@ class ScriptedStores(TwoPhaseSimStore):
         network.script.add(match, plan, times)
 
     def remove(self, name: str) -> None:
-        """Somebody deletes an object who does not ask the records."""
+        """Delete an object without consulting the records."""
         self._plain.delete(self.node, (name,))
 
 
@@ -91,7 +91,7 @@ async def recovers(
 
 @sentence(rf"{CREATOR}: (?P<outcome>done|Created|Exists|Unknown|{ERROR})")
 async def ends(stage: Stage, process: str, outcome: str, error: str | None = None) -> None:
-    del error  # the outcome says it
+    del error  # the outcome has it
     creator = _creator(stage, process)
     found = await creator.end()
     assert found is None or isinstance(found, ShaleError), f"{process} ended with {found!r}"
@@ -101,7 +101,7 @@ async def ends(stage: Stage, process: str, outcome: str, error: str | None = Non
 
 @sentence(r"the temporary objects of process (?P<number>\d+) are deleted")
 async def loses_sources(stage: Stage, number: str) -> None:
-    """Somebody deletes them who does not ask the records, such as a lifecycle rule of a bucket."""
+    """Delete temporary objects without consulting the records, like a bucket's lifecycle rule."""
     found = [name for name in _temporary(stage) if _owner(stage, name) == f"process {number}"]
     assert found, "there are none"
     for name in found:
@@ -179,7 +179,7 @@ def _shown(name: str) -> str:
 
 
 def _owner(stage: Stage, source: str) -> str:
-    """Who has put a temporary object; nobody has put what only keeps others out."""
+    """Return the node that has put a temporary object; none for one that only keeps others out."""
     for each in stores(stage).happened:
         if isinstance(each, ObjectChanged) and each.change is Change.PUT and each.name == source:
             return each.node
@@ -192,14 +192,14 @@ def _name(folder: str, object_id: str) -> str:
 
 VOCABULARY = (acts, jobs, objects)  # importing them registers their sentences
 NO_CONDITIONS, NO_DATABASE = "the store has no conditional writes", ", and no database yet"
-LIMIT_S = 259_200.0  # of virtual time: a scenario that waits for what never happens fails
+LIMIT_S = 259_200.0  # of virtual time: a scenario that waits for an event that never happens fails
 
 
 def play(scenario: Scenario, seed: int, *, limit_s: float = LIMIT_S) -> None:
-    """Play it on a new database; raises what shows that something else has happened.
+    """Play it on a new database; raise at the first difference from the scenario.
 
-    The seed orders what the scenario leaves open. The first line may say of the store that it has
-    no conditional writes, and that there is no database yet.
+    The seed orders what the scenario leaves open. The first line may state that the store has no
+    conditional writes, or that there is no database yet.
     """
     first = scenario.steps[0].text
 
@@ -214,6 +214,6 @@ def play(scenario: Scenario, seed: int, *, limit_s: float = LIMIT_S) -> None:
         stage.listed_manifests = len(stage.attempts.of("manifest"))
         await carry_out(stage, scenario)
 
-    # Whoever sends a request that is held waits for as long as it is held.
+    # The sender of a held request waits for as long as it is held.
     faults = replace(Faults.none(), timeout_ms=math.inf)
     simulate(seed, main, faults=faults, limit_s=limit_s)

@@ -14,13 +14,13 @@ from tests.scenarios.stage import Stage
 _HEADING = "scenario: "
 _COMMENT = re.compile(r"(^|\s)#.*")
 _ROWS = (
-    re.compile(r"time +\d+, "),  # what became of a create in the WAL
-    re.compile(r"[a-z]+( \d+)? -> Write "),  # what became of a create of a manifest
-    re.compile(r"\d{20}\.sst, "),  # what a slot of the WAL holds
-    re.compile(r"(manifest|wal|levels)/\S+ +(stays|goes)"),  # what becomes of an object
-    re.compile(r"record of \S+ +(stays|goes)"),  # what becomes of a record
+    re.compile(r"time +\d+, "),  # outcome of a create in the WAL
+    re.compile(r"[a-z]+( \d+)? -> Write "),  # outcome of a create of a manifest
+    re.compile(r"\d{20}\.sst, "),  # contents of a slot of the WAL
+    re.compile(r"(manifest|wal|levels)/\S+ +(stays|goes)"),  # fate of an object
+    re.compile(r"record of \S+ +(stays|goes)"),  # fate of a record
     re.compile(r"(record of )?(manifest|wal)/\S+ +(source )?of "),  # two-phase: all that is there
-    re.compile(r"levels/\d+\.sst, "),  # what an object of the levels holds
+    re.compile(r"levels/\d+\.sst, "),  # contents of an object of the levels
 )
 
 
@@ -52,10 +52,9 @@ def scenarios_in(folder: Path) -> list[Scenario]:
 
 
 def parse(file: str, text: str) -> Iterator[Scenario]:
-    """The scenarios of one file.
+    """Return the scenarios of one file.
 
-    Raises `ValueError` for a step that stands before the first heading, and a heading without
-    steps.
+    Raises `ValueError` for a step before the first heading, and for a heading without steps.
     """
     title = ""
     lines: list[tuple[int, str]] = []
@@ -116,7 +115,7 @@ def table(pattern: str) -> Callable[[ActT], ActT]:
 
 
 async def carry_out(stage: Stage, scenario: Scenario) -> None:
-    """Carry out all steps; what is raised tells the line. A millisecond passes after each."""
+    """Carry out all steps; an error names its line. A millisecond passes after each."""
     for step in scenario.steps:
         try:
             await _step(stage, step)
@@ -124,7 +123,7 @@ async def carry_out(stage: Stage, scenario: Scenario) -> None:
         except BaseException as error:
             error.add_note(f"tests/scenarios/{scenario.file}:{step.line}: {step.text}")
             raise
-    if stage.faults:  # who hears nothing may give up while its request is under way
+    if stage.faults:  # senders without a reply may give up while their request is under way
         await stage.sim.sleep_ms(1_000)
     stage.check_all_is_resolved()
 

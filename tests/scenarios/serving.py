@@ -49,7 +49,7 @@ class Process(Generic[RoleT]):
         self.sim = sim
         self.name = name
         self.node = sim.node(name)
-        self.is_resolved = True  # whether the scenario has said how what it does, or did, ended
+        self.is_resolved = True  # whether the scenario has stated how the present or last job ended
         self._role: asyncio.Future[RoleT] = sim.loop.create_future()
         self._life: asyncio.Task[Any]
 
@@ -100,7 +100,7 @@ class Jobs(Process[RoleT]):
     """A process that does one job after another, when the scenario says so."""
 
     def begin_job(self, job: Coroutine[Any, Any, object]) -> None:
-        """Do this; how it ends is to be told."""
+        """Begin a job; the scenario must state how it ends."""
         if not self.is_resolved:
             job.close()
             raise AssertionError(f"{self.name} does something else still")
@@ -115,7 +115,7 @@ class Jobs(Process[RoleT]):
 
 
 class CompactorProcess(Jobs[Compactor]):
-    """A compactor, which looks for work when the scenario says so."""
+    """A compactor, which polls for work when the scenario says so."""
 
     def begin_open(self, options: Options) -> None:
         compactor = CompactorSettings.model_validate({**_COMPACTOR, **options})
@@ -156,7 +156,7 @@ class CollectorProcess(Jobs[CollectJob]):
 
 
 class ClientProcess(Jobs[Snapshots]):
-    """Somebody who makes snapshots."""
+    """A client that makes snapshots."""
 
     def __init__(self, sim: Simulation, name: str) -> None:
         super().__init__(sim, name)
@@ -172,7 +172,7 @@ class CreatorProcess(Jobs[ObjectStore]):
         self.has_role(sim.store_for(self.node))
 
     async def create(self, name: str) -> None:
-        """Create the object, whose contents tell whose it is."""
+        """Create the object, whose contents name its author."""
         self.outcome = type(await self.role.create(name, f"of {self.name}".encode())).__name__
 
 
@@ -221,7 +221,7 @@ class ServingProcess(Process[RoleT], abc.ABC):
         return self._scan.result()
 
     async def close(self) -> None:
-        """Stop as a process does that is told to: nothing is lost, and nothing left behind."""
+        """Stop in order: nothing is lost, and nothing left behind."""
         self._kv.close()
         await asyncio.wait({self._life})
         await self.node.run(self._kv.release())
@@ -269,17 +269,17 @@ class Put:
     """A put of one key, on its way."""
 
     def __init__(self, writer: WriterProcess, key: str, value: str) -> None:
-        self.is_resolved = False  # whether the scenario has said what became of it
+        self.is_resolved = False  # whether the scenario has stated its outcome
         self._node = writer.node
         self._outcome = writer.node.spawn(_put(writer.role, key, value))
 
     @property
     def is_lost(self) -> bool:
-        """Whether nobody will ever hear of it, since the process has crashed before."""
+        """Whether its outcome is lost, since the process has crashed before."""
         return not self._outcome.done() and not self._node.alive
 
     def now(self) -> str:
-        """What has become of it by now: "acknowledged", "pending", or the name of an error."""
+        """Return its present outcome: "acknowledged", "pending", or the name of an error."""
         if not self._outcome.done():
             return "pending"
         return self._name(self._outcome)

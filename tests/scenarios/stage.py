@@ -29,7 +29,7 @@ from tests.sim.network import Gate
 from tests.sim.simulation import Simulation
 from tests.sim.trace import Line
 
-# As `tests.sim.network` notes them.
+# The format of `tests.sim.network`.
 _ARRIVAL = re.compile(
     r"create (?P<name>(?P<folder>wal|manifest)/(?P<id>\d{20})\.\w+) of (?P<sender>[^:]+): "
     r"(?P<outcome>Created|Exists|lost on its way)(?: \((?P<unheard>[\w ]+)\))?"
@@ -47,7 +47,7 @@ class Attempt:
     sender: str  # such as "writer 2"
     epoch: int  # of the sender
     outcome: str  # "Created", "Exists" or "lost on its way"
-    unheard: str  # what kept the sender from hearing of the outcome; empty: nothing did
+    unheard: str  # why the sender did not get the outcome; empty: it got it
 
     @property
     def is_success(self) -> bool:
@@ -128,7 +128,7 @@ ERROR = r"(?P<error>[A-Z]\w+)"
 
 
 class Stage:
-    """What sentences act on and speak of. Slots are those of the scenario: see `first_slot`."""
+    """State that steps act on and compare. Slots are those of the scenario: see `first_slot`."""
 
     def __init__(self, sim: Simulation) -> None:
         """REQUIRES: nothing was sent yet."""
@@ -137,7 +137,7 @@ class Stage:
         self.processes: dict[str, Process[Any]] = {}
         self.puts: dict[str, Put] = {}  # by "key=value"
         self.snapshots: dict[str, bytes] = {}  # ids by name
-        self.gates: dict[str, Gate] = {}  # by the request, as the scenario calls it
+        self.gates: dict[str, Gate] = {}  # by the request, in the words of the scenario
         self.faults: dict[str, str] = {}  # fault by request, as the timeline calls them
         self.first_slot = 0  # the WAL id of slot 0 of the scenario
         self.first_attempt = 0  # in the WAL: time 0 of the scenario
@@ -184,7 +184,7 @@ class Stage:
         return [name for name in dict.fromkeys(created) if name.startswith(names.LEVELS_FOLDER)]
 
     def shown(self, name: str) -> str:
-        """What a scenario calls an object: its slot, and of levels which of them it was."""
+        """Return the scenario's name of an object: its slot, or for the levels its number."""
         wal_id, sst_id = names.parse_wal_name(name), names.parse_level_name(name)
         if wal_id is not None:
             return f"{names.WAL_FOLDER}{wal_id - self.first_slot:020d}.sst"
@@ -209,13 +209,13 @@ class Stage:
         return self.manifest(self.manifest_ids()[-1])
 
     def asked_for(self, process: str, request: str, since: int) -> list[str]:
-        """The objects of which a process has asked with such requests, since that event."""
+        """Return the objects that a process has requested in this way since that event."""
         pattern = re.compile(rf"{request} (\S+) of {process}: .*")
         texts = [text for text in self.attempts.at_store()[since:] if pattern.fullmatch(text)]
         return [self.shown(text.split()[1]) for text in texts]
 
     def check_all_is_resolved(self) -> None:
-        """Fail if something happened of which the scenario does not speak, or the reverse."""
+        """Fail if an event is not in the scenario, or the reverse."""
         for put, outcome in self.puts.items():
             assert outcome.is_resolved or outcome.is_lost, (
                 f"nothing is said about {put}, which is {outcome.now()}"

@@ -1,4 +1,4 @@
-"""The scenario files of this folder, and that a scenario which says something untrue fails."""
+"""The scenario files of this folder; a scenario with a false statement fails."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ UNTRUE = {
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=repr)
 def test_scenario(scenario: Scenario) -> None:
-    """What a scenario says will happen happens, and in whatever order tasks run."""
+    """Each scenario happens as written, in whatever order tasks run."""
     for seed in range(ORDERS):
         play(scenario, seed)
 
 
 @pytest.mark.parametrize("steps", UNTRUE.values(), ids=UNTRUE)
 def test_untrue_scenarios_fail(steps: str) -> None:
-    """A scenario that says something else than what happens, or leaves it out, fails."""
+    """A scenario with a false or a missing statement fails."""
     (scenario,) = parse("untrue.txt", OPENED + steps)
     with pytest.raises((AssertionError, OutOfTime)):
         play(scenario, 0, limit_s=3_600)

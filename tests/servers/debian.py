@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# What the packages ask for and their programs do without: a JIT, scripts, the care of a system.
+# Dependencies that the programs run without: a JIT, scripts, system maintenance.
 NOT_NEEDED = re.compile(
     r"libllvm|perl|adduser|debconf|dpkg|ssl-cert|openssl$|passwd|sysvinit|lsb-|tar$|sensible-utils"
     r"|postgresql-common|postgresql-client-common|postgresql$|tzdata|logsave|netbase|ucf|readline"
@@ -91,7 +91,7 @@ def _download(packages: Sequence[str], folder: Path) -> None:
 
 
 def _is_program(name: str, packages: Sequence[str]) -> bool:
-    """Whether it belongs to one of `packages`: `postgresql` stands for `postgresql-15` as well."""
+    """Return whether it belongs to one of `packages`: `postgresql` includes `postgresql-15`."""
     return any(re.fullmatch(rf"{package}(-client)?(-\d+)?", name) for package in packages)
 
 

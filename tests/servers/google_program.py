@@ -1,8 +1,8 @@
-"""The front of fake-gcs-server: `google_program.py URL` listens, and says on which port.
+"""A front end of fake-gcs-server: `google_program.py URL` listens, and prints its port.
 
-fake-gcs-server knows uploads with a condition and lists page by page in Google's JSON API alone,
-and obstore speaks the XML API. So these two requests are put into JSON, and what comes back into
-XML; all others are passed on. Who wins a race, and what a list shows, fake-gcs-server decides.
+fake-gcs-server has conditional uploads and paged lists in Google's JSON API alone, and obstore
+speaks the XML API. So these two requests are translated to JSON, and their replies to XML; all
+others are passed on. fake-gcs-server decides who wins a race, and what a list shows.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def list_page(request: web.Request, bucket: str) -> web.Response:
     asked = request.query
     query = {"prefix": asked.get("prefix", ""), "maxResults": str(PAGE_NAMES)}
     if "start-after" in asked:
-        query["startOffset"] = asked["start-after"] + "\0"  # which is inclusive
+        query["startOffset"] = asked["start-after"] + "\0"  # it is inclusive
     if "continuation-token" in asked:
         query["pageToken"] = asked["continuation-token"]
     url = f"{request.app[INNER_URL]}/storage/v1/b/{quote(bucket)}/o"

@@ -1,13 +1,12 @@
-"""The API server of Kubernetes, as far as it goes for Leases, and the files that a pod has.
+"""The API server of Kubernetes, as far as Leases need it, and the files of a pod.
 
     async with kubernetes_api(tmp_path) as api:
         ... api.environment and api.credentials are what a pod finds ...
         api.trouble(status=429, retry_after_s=1, times=2, when="^PUT ")
         api.rotate_token()
 
-It speaks TLS, knows who asks by a bearer token, and asks a Role what they may do. Versions,
-conflicts, validation and the text of errors are those of Kubernetes. It runs in the event loop of
-the test.
+It speaks TLS, authenticates by a bearer token, and authorizes by a Role. Versions, conflicts,
+validation and the text of errors are those of Kubernetes. It runs in the event loop of the test.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ Lease = dict[str, Any]
 
 
 class Refused(Exception):
-    """What is answered instead of a Lease."""
+    """An error reply instead of a Lease."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -72,7 +71,7 @@ class Refused(Exception):
 
 @dataclass(slots=True, eq=False)
 class Trouble:
-    """What happens to requests whose "METHOD path" matches, and how many of them are left."""
+    """Fault of requests whose "METHOD path" matches, and how many of them are left."""
 
     when: re.Pattern[str]
     times: int | None  # None: until healed
@@ -98,7 +97,7 @@ class KubernetesApi:
     namespaces: set[str] = field(default_factory=lambda: {NAMESPACE, "default"})
     user: str = f"system:serviceaccount:{NAMESPACE}:shalekv"
     verbs: set[str] = field(default_factory=lambda: set(VERBS.values()))  # of the Role
-    tokens: set[str] = field(default_factory=set)  # that are accepted
+    tokens: set[str] = field(default_factory=set)  # accepted ones
     leases: dict[tuple[str, str], Lease] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)  # "METHOD path", in the order of arrival
     troubles: list[Trouble] = field(default_factory=list)
@@ -111,7 +110,7 @@ class KubernetesApi:
     _numbers: count[int] = field(default_factory=lambda: count(1))
     _transports: set[asyncio.Transport] = field(default_factory=set)
 
-    # What a pod has.
+    # Files and environment of a pod.
 
     @property
     def environment(self) -> dict[str, str]:
@@ -148,13 +147,13 @@ class KubernetesApi:
         (mounted / "..next").symlink_to(data.name)
         (mounted / "..next").rename(mounted / "..data")
 
-    # What somebody does with kubectl.
+    # Commands of kubectl.
 
     def lease(self, name: str, namespace: str = NAMESPACE) -> Lease:
         return deepcopy(self.leases[namespace, name])
 
     def put(self, name: str, spec: Lease, labels: Mapping[str, str] | None = None) -> None:
-        """Write a Lease, whatever was there."""
+        """Write a Lease, over whatever was there."""
         before = self.leases.get((NAMESPACE, name))
         metadata = {"name": name, "namespace": NAMESPACE, "labels": dict(labels or {})}
         self._store(metadata, _checked_spec(name, spec), before)
@@ -162,7 +161,7 @@ class KubernetesApi:
     def delete(self, name: str) -> None:
         del self.leases[NAMESPACE, name]
 
-    # What goes wrong.
+    # Faults.
 
     def trouble(
         self,
@@ -274,7 +273,7 @@ class KubernetesApi:
         conflict = f'Operation cannot be fulfilled on {RESOURCE} "{name}": '
         if metadata.get("uid") not in {None, known["uid"]}:
             raise Refused(409, "Conflict", f"{conflict}Precondition failed: UID in precondition")
-        if found is None:  # whoever names no uid creates it
+        if found is None:  # a request without a uid creates it
             return self._create(lease, namespace)
         if not metadata.get("resourceVersion"):
             message = "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
@@ -299,7 +298,7 @@ class KubernetesApi:
 
 
 def _checked(body: bytes, namespace: str) -> Lease:
-    """The Lease in a request, with what Kubernetes knows of it."""
+    """Return the Lease in a request, with the fields that Kubernetes sets."""
     try:
         lease = json.loads(body)
     except ValueError as error:
@@ -315,7 +314,7 @@ def _checked(body: bytes, namespace: str) -> Lease:
 
 
 def _checked_spec(name: str, spec: Lease) -> Lease:
-    """Fields that Kubernetes does not know are dropped; others must be as it wants them."""
+    """Drop unknown fields; validate the others like Kubernetes."""
     kept = {key: spec[key] for key in (*TEXTS, *TIMES, *NUMBERS) if spec.get(key) is not None}
     for key, value in kept.items():
         is_number = isinstance(value, int) and not isinstance(value, bool)

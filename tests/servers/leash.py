@@ -1,7 +1,8 @@
 """Runs a program that ends when the standard input of this one does: `leash.py SIGNAL USER ARGV`.
 
 A test holds the other end of that pipe, and the kernel closes it however the test ends, kill -9
-included. The program then gets SIGNAL, and SIGKILL when it goes on. USER is `-` for the same one.
+included. The program then gets SIGNAL, and SIGKILL if it does not end. USER is `-` for the same
+one.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Message:
     size: str | None = None  # the content-length of a reply to HEAD
 
     def header(self, name: str) -> str | None:
-        """The value of the first header of that name, in whatever case."""
+        """Return the value of the first header of that name, in any case."""
         return next((value for key, value in self.headers if key.lower() == name), None)
 
     def encoded(self) -> bytes:
@@ -58,7 +58,7 @@ _FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "expe
 
 
 async def read_request(reader: StreamReader, writer: StreamWriter) -> Message | None:
-    """The next request, None when no more come; who waits for leave to send is given it."""
+    """Return the next request, None at the end; grant it if the client waits to send."""
     message = await _read_head(reader)
     if message is None:
         return None
@@ -143,7 +143,7 @@ async def forwarded(request: Message, endpoint: str) -> Message:
 
 
 class _Connections:
-    """Those that are open."""
+    """Open connections."""
 
     def __init__(self, answer: Answering) -> None:
         self._answer = answer

@@ -1,4 +1,5 @@
-"""moto's server, one request at a time: alone it looks and then writes, and races break conditions.
+"""moto's server, one request at a time: by itself it checks and then writes, and races break
+conditions.
 
 Run as a program it serves on a free port, and prints that port.
 """
@@ -37,7 +38,7 @@ def _body(environment: Environment) -> bytes:
 
 
 def main() -> None:
-    # By name, since the type checker would otherwise read all of moto.
+    # Imported by name, since the type checker would otherwise read all of moto.
     moto: Any = importlib.import_module("moto.server")
     serving: Any = importlib.import_module("werkzeug.serving")
     application = moto.DomainDispatcherApplication(moto.create_backend_app)

@@ -22,7 +22,7 @@ from tests.servers.s3 import S3Server
 
 ROOT = Path(__file__).parents[2]
 PORT = re.compile(r"^listens on (\d+)$", re.MULTILINE)
-S3RVER_CREDENTIAL = "S3RVER"  # the only one that it knows
+S3RVER_CREDENTIAL = "S3RVER"  # its only credential
 AZURE_ACCOUNT = "devstoreaccount1"  # Azurite's documentation publishes it with its key
 AZURE_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -76,7 +76,7 @@ def _made(path: Path) -> Path:
 
 @contextmanager
 def s3rver() -> Iterator[S3Server]:
-    """S3 over a folder. It ignores conditions: whoever relies on them must refuse it."""
+    """S3 over a folder. It ignores conditions: a program that needs them must refuse it."""
     program = obtained("npm") / "node_modules" / "s3rver" / "bin" / "s3rver.js"
     with folder() as work:
         port = free_port()

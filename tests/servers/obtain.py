@@ -151,7 +151,7 @@ def _digest(*files: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Nobody else obtains what `path` stands for; a second one waits, and finds it done."""
+    """Hold the lock of `path`: a second process waits, and finds the work done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

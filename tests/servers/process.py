@@ -28,10 +28,10 @@ POLL_S = 0.02
 LOG_CHARS = 4_000  # of the end of a log are shown
 LEASH = str(Path(__file__).with_name("leash.py"))
 HOST = "127.0.0.1"
-# Below the ports that the kernel gives to connections of clients: one of those would be in the way
-# of a server that starts again, or connect to itself while there is none. Each process has them in
-# another order, and gives each of them once: whoever had it may still be called there. Processes
-# that run tests side by side have none in common.
+# Below the ports that the kernel gives to connections of clients: such a connection would block a
+# server that restarts, or connect to itself while there is none. Each process has them in another
+# order, and uses each once: clients of its last user may still call there. Processes that run tests
+# side by side have no ports in common.
 _PORTS = range(20_000, 30_000)[workers.number() :: workers.count()]
 PORTS = SystemRandom().sample(_PORTS, len(_PORTS))
 
@@ -78,7 +78,7 @@ def folder() -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on; for servers that can't choose one."""
+    """Return a free loopback port; for servers that can't choose one."""
     return free_ports(1)[0]
 
 
@@ -93,7 +93,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def answers_http(url: str) -> Callable[[], bool]:
-    """Whether there is an HTTP reply to a GET of `url`, whichever but one that says: not yet."""
+    """Return whether a GET of `url` gets any HTTP reply but one that means: not yet."""
 
     def answers() -> bool:
         try:

@@ -24,7 +24,7 @@ from tests.servers.s3 import S3Server
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the proxy answers in the place of the server."""
+    """The reply of the proxy in the place of the server."""
 
     status: int
     code: str
@@ -47,7 +47,7 @@ ACCESS_DENIED = Answer(403, "AccessDenied")
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """What happens to the requests that match, and how many of them are left."""
+    """Fault of the requests that match, and how many of them are left."""
 
     when: re.Pattern[str]
     times: int | None  # None: until healed
@@ -68,7 +68,7 @@ class Rule:
 class Proxy:
     """Forwards requests to one server, by the rules of a test."""
 
-    server: S3Server  # by way of the proxy
+    server: S3Server  # through the proxy
     target: str  # the URL of the server itself
     seen: list[str] = field(default_factory=list)  # "METHOD /path?query", in the order of arrival
     rules: list[Rule] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Proxy:
 
 @asynccontextmanager
 async def proxy_before(server: S3Server, port: int = 0) -> AsyncIterator[Proxy]:
-    """A proxy before `server`, which changes nothing until it is told to.
+    """Run a proxy before `server`, which changes nothing without rules.
 
     It is on a free port, or on `port`, such as that of a proxy which has ended.
     """

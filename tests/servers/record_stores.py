@@ -28,7 +28,7 @@ from tests.servers.process import (
 )
 
 DYNAMO_MAIN = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
-# As mariadb-install-db does it, which needs programs of another package.
+# The steps of mariadb-install-db, which needs programs of another package.
 MARIA_BEGIN = b"create database mysql;\nuse mysql;\nset @auth_root_socket=null;\n"
 MARIA_TABLES = "system_tables performance_tables system_tables_data sys_schema".split()
 MARIA_GRANT = """CREATE DATABASE {name};
@@ -41,7 +41,7 @@ CREATE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class EtcdServer:
-    """Where it listens; nobody is asked who they are."""
+    """Address of a server of etcd, without authentication."""
 
     address: str  # HOST:PORT
 
@@ -200,7 +200,7 @@ class PostgresServer:
 
 @contextmanager
 def postgres() -> Iterator[PostgresServer]:
-    """It refuses root, and then runs as `nobody`."""
+    """Run PostgreSQL, as `nobody` if the user is root, which it refuses."""
     usr = obtained("postgres") / "usr"
     programs = max(usr.glob("lib/postgresql/*/bin"), default=usr / "bin")
     env = libraries(usr) | {"LC_ALL": "C"}

@@ -1,4 +1,4 @@
-"""What a test knows of a server that speaks S3, whichever it is."""
+"""Address and credentials of a server that speaks S3, whichever it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REQUEST_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class S3Server:
-    """Where it listens, and who may use it; buckets are part of the path, not of the host."""
+    """Address and credentials of a server; buckets are part of the path, not of the host."""
 
     endpoint: str
     access_key: str = "shalekv"
@@ -21,7 +21,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to find the credentials by itself."""
+        """Environment in which a process finds the credentials by itself."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,

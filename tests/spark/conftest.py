@@ -1,4 +1,4 @@
-"""What the tests of the pipeline share: one Spark, and databases on a folder and on a real S3."""
+"""Fixtures of the pipeline's tests: one Spark, and databases on a folder and on a real S3."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class SparkDatabase:
-    """Where the database of a test is to be: nothing is there yet."""
+    """Place for the database of a test, which is empty yet."""
 
     url: str
     store: Mapping[str, str] = field(default_factory=dict)  # settings, as the pipeline takes them

@@ -43,7 +43,7 @@ def loaded(count: int = KEYS, *, value: str = "loaded") -> State:
 async def load(
     df: DataFrame, database: SparkDatabase, load_id: str, **options: Unpack[LoadOptions]
 ) -> LoadResult:
-    """A load, while the loop of the test goes on."""
+    """Run a load, while the loop of the test continues."""
     given = LoadOptions(store=database.store, levels=SMALL) | options
     return await asyncio.to_thread(lambda: bulk_load(df, database.url, load_id=load_id, **given))
 

@@ -1,4 +1,4 @@
-"""Databases that scans are tested on, and what a server says that they hold."""
+"""Databases for tests of scans, and their contents according to a server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def write_numbers(client: Client, numbers: Sequence[int]) -> None:
 
 @asynccontextmanager
 async def writing(address: str) -> AsyncIterator[None]:
-    """Writes go on, one after the other, and many at once now and then."""
+    """Write continuously, one after the other, and many at once now and then."""
     stop = asyncio.Event()
 
     async def write() -> None:

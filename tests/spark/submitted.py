@@ -1,6 +1,6 @@
-"""What `spark-submit` runs on a cluster in test_packaging.py: a scan, a load, and a scan of both.
+"""Program for `spark-submit` in test_packaging.py: a scan, a load, and a scan of both.
 
-It gets the URL of a database, and prints one line of JSON behind whatever Spark prints.
+It gets the URL of a database, and prints one line of JSON after the output of Spark.
 """
 
 from __future__ import annotations

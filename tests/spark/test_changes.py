@@ -1,4 +1,4 @@
-"""The stream of changes tells what a watch tells, each change once; or that the log is gone."""
+"""The stream of changes reports what a watch reports, each change once; or that the log is gone."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ async def swept(client: Client, key: bytes) -> None:
 async def test_restarts_lose_and_double_nothing(
     spark: SparkSession, processes: Processes, bucket: SparkDatabase, tmp_path: Path
 ) -> None:
-    """A query that is stopped, or fails while its sink works, tells in the end every change that a
-    watch tells, once: deletes of ranges, expiry, transactions and loads too.
+    """A query that is stopped, or fails while its sink works, reports in the end every change that
+    a watch reports, once: range deletes, expiry, transactions and loads too.
     """
     server = await processes.serve(bucket.url, *SERVE, env=bucket.env)
     sink = Sink(1)
@@ -95,7 +95,7 @@ async def test_a_name_keeps_the_log_while_its_query_is_down(
     spark: SparkSession, processes: Processes, tmp_path: Path
 ) -> None:
     """Compacted and collected, the log still has all that a consumer has not read; a query without
-    a name is told what it misses, and goes no further. Unknown options are refused at once.
+    a name fails with what it misses. Unknown options are refused at once.
     """
     database = Cluster(processes, tmp_path)
     place = SparkDatabase(database.url)
@@ -137,7 +137,7 @@ WATCH_S = 20
 
 
 class ReportedChange(NamedTuple):
-    """A change, as a stream or a watch tells it."""
+    """A change, as a stream or a watch reports it."""
 
     wal_id: int
     seq: int
@@ -148,11 +148,11 @@ class ReportedChange(NamedTuple):
 
 
 class Planted(Exception):
-    """A sink that fails as it was told to."""
+    """Error that a sink raises on demand."""
 
 
 class Sink:
-    """Remembers each batch once, by its number, as a sink does that knows what it has."""
+    """A sink that keeps each batch once, by its number, like an idempotent one."""
 
     def __init__(self, *fail: int) -> None:
         """The batches with these numbers fail once, when they are almost done."""
@@ -198,7 +198,7 @@ def changes(spark: SparkSession, database: SparkDatabase, options: Mapping[str, 
 def started(
     frame: DataFrame, sink: Sink, checkpoint: Path, *, available_now: bool = False
 ) -> StreamingQuery:
-    """A query that fills the sink; without `available_now` it goes on until it is stopped."""
+    """Start a query into the sink; without `available_now` it runs until it is stopped."""
     writer = frame.writeStream.foreachBatch(sink.take).option("checkpointLocation", str(checkpoint))
     if available_now:
         writer = writer.trigger(availableNow=True)
@@ -213,7 +213,7 @@ def read_all(frame: DataFrame, sink: Sink, checkpoint: Path) -> StreamingQuery:
 
 
 async def watched(address: str, last_seq: int) -> list[ReportedChange]:
-    """All changes of all commits up to one, as a watch tells them."""
+    """Return all changes of all commits up to one, as a watch reports them."""
     found: list[ReportedChange] = []
     async with (
         asyncio.timeout(WATCH_S),

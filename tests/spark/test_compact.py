@@ -81,7 +81,7 @@ async def manifest_of(place: Place) -> Manifest:
 
 
 async def check(database: CompactedDatabase, path: Path) -> tuple[Manifest, NaiveLevels]:
-    """The levels hold what was written, told without any of the code that merges."""
+    """Check that the levels hold what was written, without any of the code that merges."""
     async with place_of(path).open() as store:
         manifest = await StoredManifest(store).refresh()
         naive = await NaiveLevels.read(store, manifest)
@@ -220,7 +220,7 @@ async def lose_the_lease(spark: SparkSession, place: Place) -> None:
         await StoredManifest(store).edit(
             lambda current: without_lease(current, lease_id), lambda _: True
         )
-    async with asyncio.timeout(60):  # what it reads would take minutes
+    async with asyncio.timeout(60):  # its reads would take minutes
         with pytest.raises(LeaseLost):
             await job
     assert [*spark.sparkContext.statusTracker().getActiveJobsIds()] == []
@@ -229,7 +229,7 @@ async def lose_the_lease(spark: SparkSession, place: Place) -> None:
 async def until(
     place: Place, condition: Callable[[Manifest], object], *, within_s: float = 90
 ) -> Manifest:
-    """The first manifest that is seen of which the condition holds."""
+    """Return the first manifest for which the condition holds."""
     ends_s = time.monotonic() + within_s
     while time.monotonic() < ends_s:
         manifest = await manifest_of(place)
@@ -270,7 +270,7 @@ def test_bad_input_is_refused_before_anything_is_done(
 
 @asynccontextmanager
 async def writing(client: Client, keys: list[bytes]) -> AsyncIterator[dict[bytes, bytes | None]]:
-    """Somebody who updates and deletes these keys all the time; what was acknowledged last."""
+    """Update and delete these keys continuously; yield what was acknowledged last."""
     acknowledged: dict[bytes, bytes | None] = {}
     stopping = asyncio.Event()
     random = Random(11)
@@ -298,8 +298,8 @@ async def writing(client: Client, keys: list[bytes]) -> AsyncIterator[dict[bytes
 async def test_a_server_goes_on_beside_it(
     spark: SparkSession, bucket: SparkDatabase, processes: Processes
 ) -> None:
-    """Updates of the same keys before, during and after: the last one counts, also at a reader and
-    after a restart. The server's own compactor merges the WAL meanwhile, never ends, and leaves
+    """Of updates of the same keys before, during and after, the last one counts, also at a reader
+    and after a restart. The server's own compactor merges the WAL meanwhile, never ends, and leaves
     the job alone; a second job is refused.
     """
     server = await processes.serve(bucket.url, *SMALL, env=bucket.env)

@@ -1,4 +1,4 @@
-"""The example pipeline does what it says, as README.md tells to start it: import to export."""
+"""The example pipeline works when started as README.md describes: import to export."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(600)
 async def test_the_example_goes_all_the_way_round(processes: Processes, checkout: Path) -> None:
-    """What is exported is what was imported, fed, aggregated and written back."""
+    """The export has what was imported, fed, aggregated and written back."""
     _, second = terminals("On Spark", lambda body: body.startswith(SERVE))
     server = await processes.serve(f"file://{checkout}/catalog")
     env = {"SHALEKV_ADDR": server.listen, "PYSPARK_SUBMIT_ARGS": SESSION}

@@ -1,4 +1,4 @@
-"""What is made of whole databases: Parquet files of a state, and statistics by prefix."""
+"""Exports of whole databases: Parquet files of a state, and statistics by prefix."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.spark.scanning import at_once, serve, write_numbers
 async def test_export_is_what_a_scan_shows(
     spark: SparkSession, processes: Processes, bucket: SparkDatabase, tmp_path: Path
 ) -> None:
-    """Keys, values and expiry of a range, at a seq that is told; nothing is kept afterwards. What
-    is there already is added to or replaced, and a snapshot with a name is read as it was.
+    """An export has keys, values and expiry of a range, at a seq that it returns, and leaves no
+    snapshot. An existing target is appended to or replaced; a named snapshot is read as it was.
     """
     server = await serve(processes, bucket, *ALONE)
     path = str(tmp_path / "export")

@@ -1,4 +1,4 @@
-"""Bulk loads by Spark: what every process sees of them, beside a writer that goes on."""
+"""Bulk loads by Spark as all processes see them, beside a writer that continues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_load_stands_between_what_was_before_and_what_comes_after(
     spark: SparkSession, processes: Processes, bucket: SparkDatabase
 ) -> None:
     """Of one key the last commit counts, whether it was written or loaded: at the writer, at a
-    replica, and when the writer is another one. The same load again does nothing, and says so.
+    replica, and at the next writer. The same load again does nothing, and reports that.
     """
     server = await processes.serve(bucket.url, *ALONE, env=bucket.env)
     replica = await processes.read(bucket.url, env=bucket.env)
@@ -71,7 +71,7 @@ async def test_a_load_stands_between_what_was_before_and_what_comes_after(
 
 @dataclass(frozen=True, slots=True)
 class FailingTwice:
-    """Rows of partitions of which the first has two attempts that fail, not without a trace."""
+    """Rows of partitions; two attempts of the first fail after they have written something."""
 
     levels: Path
 
@@ -90,7 +90,7 @@ class FailingTwice:
 async def test_a_task_that_fails_twice_loads_once(
     spark: SparkSession, processes: Processes, tmp_path: Path
 ) -> None:
-    """What its first attempts have written is collected; what the load holds stays."""
+    """Files of its first attempts are collected; those of the load stay."""
     database = Cluster(processes, tmp_path)
     server = await database.serve(*ALONE)
     flaky = FailingTwice(database.folder / "levels")

@@ -31,7 +31,7 @@ def start(processes: Processes, folder: Path, *loads: str) -> Child:
 
 
 async def until(reached: Callable[[], bool], driver: Child) -> None:
-    """Wait until the driver, which goes on, has reached something."""
+    """Wait until the driver, which continues, has reached a state."""
     ended = asyncio.create_task(driver.exited(within_s=DEADLINE_S))
     try:
         while not reached():
@@ -46,8 +46,8 @@ async def test_a_load_whose_driver_was_killed_is_run_again(
     spark: SparkSession, processes: Processes, tmp_path: Path
 ) -> None:
     """Killed while tasks write, nothing of it is seen, and the load is done by the next run; killed
-    when the commit has landed and nobody has told it so, the next run finds the load done. What
-    was written in vain is collected, and nothing else.
+    when the commit has landed and the driver does not know, the next run finds the load done.
+    Unused files are collected, and nothing else.
     """
     before = Cluster(processes, tmp_path / "before")
     during = Cluster(processes, tmp_path / "during")

@@ -1,9 +1,9 @@
-"""The pipeline on a cluster that knows of it by ``--py-files`` alone, and what `make` asks for.
+"""The pipeline on a cluster that has it only by ``--py-files``, and the requirements of `make`.
 
 The cluster is Spark's own for tests: a master, a worker and an executor, each talking to the others
 through sockets, and files reach the executor as on any cluster. The Python of its nodes sees the
-packages of this environment, and not the repository: the folder of packages is a plain entry of
-its path, so the ``.pth`` file of the editable install in it means nothing to it.
+packages of this environment, and not the repository: the folder of packages is a plain entry of its
+path, so the ``.pth`` file of the editable install in it has no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.spark.conftest import SparkDatabase
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("submitted.py")
-CLUSTER = "local-cluster[1,1,600]"  # a worker with a core and so many MiB
+CLUSTER = "local-cluster[1,1,600]"  # a worker with a core and this many MiB
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 NEEDED = ("bin", "jars", "python", "sbin")  # of an installation of Spark
 SUBMITTED_S = 150.0
@@ -52,7 +52,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel under the name of a zip, since Spark takes no other: that is all there is to it."""
+    """Return the wheel under the name of a zip, since Spark takes no other."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
     subprocess.run([*build, "--directory", str(folder)], cwd=ROOT, check=True, capture_output=True)
@@ -71,7 +71,7 @@ def spark_home(tmp_path: Path) -> Path:
 
 
 def without_paths() -> dict[str, str]:
-    """The environment of the test without what tells Python and Spark where to look."""
+    """Return the environment of the test without variables that direct Python and Spark."""
     reported = ("PYTHON", "PYSPARK_", "SPARK_")
     return {name: value for name, value in os.environ.items() if not name.startswith(reported)}
 

@@ -21,8 +21,8 @@ PAIR = "key string, value string"
 async def test_scan_load_and_compaction_over_safekeepers(
     spark: SparkSession, processes: Processes, tmp_path: Path
 ) -> None:
-    """What was archived is in a scan; a load goes by the live writer into its log, between writes;
-    a compaction of all changes no row.
+    """A scan has what is archived; a load goes by the live writer into its log, between writes; a
+    compaction of all changes no row.
     """
     cluster = await Cluster.started(processes, tmp_path)
     writer = await cluster.serve(*ALONE)

@@ -1,4 +1,4 @@
-"""Scans: each is one state of the database, whatever else goes on."""
+"""Each scan shows one state of the database, under concurrent writes and jobs."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ async def test_a_frame_reads_one_snapshot_whatever_is_done_with_it(
 async def test_what_is_not_compacted_is_seen(
     spark: SparkSession, processes: Processes, folder: SparkDatabase
 ) -> None:
-    """Everything is in the WAL still: puts, deletes, of ranges too, what has expired, and loads
-    that are older than some of it. Tasks read what the driver has no room for.
+    """Everything is still in the WAL: puts, deletes, range deletes, expired values, and older
+    loads. Tasks read what does not fit into the driver.
     """
     server = await serve(processes, folder, *ALONE, *LOADS)
     await fill(server.listen, rounds=8)

@@ -1,4 +1,4 @@
-"""How long what a scan reads is kept, and what those are told who come too late."""
+"""How long the objects of a scan are kept, and the errors of those that come too late."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.kit.timeouts import scaled_timeout_s
 from tests.spark.conftest import SparkDatabase
 from tests.spark.scanning import BUSY, at_once, serve, write_numbers
 
-# With which objects are gone as soon as nobody keeps them.
+# Objects are gone as soon as nothing protects them.
 COLLECTED = (*ALONE[:1], "--collect-interval-ms", "200", "--collect-age-s", "1", *BUSY)
 GONE_S = 30.0
 
@@ -54,8 +54,8 @@ def wait_until(accept: Callable[[], bool]) -> None:
 async def test_snapshot_of_a_frame(
     spark: SparkSession, processes: Processes, folder: SparkDatabase
 ) -> None:
-    """The driver renews it while it is read, though all that is not kept is collected; it goes with
-    the last frame that was made of it. A task that is tried again reads all of its rows anew.
+    """The driver renews it while it is read, though all that is not protected is collected; it goes
+    with the last frame that was made of it. A task that is tried again reads all of its rows again.
     """
     server = await serve(processes, folder, *COLLECTED)
     async with Client(server.listen) as client:
@@ -106,8 +106,8 @@ async def test_snapshot_of_a_frame(
 async def test_a_scan_whose_snapshot_is_gone_reports_that(
     spark: SparkSession, processes: Processes, folder: SparkDatabase
 ) -> None:
-    """An action that is planned, or was planned before; whether the snapshot was released or has
-    expired. One that is pinned is kept for all who read it, until it is released.
+    """An action fails if its snapshot was released or has expired, before or after it was planned.
+    A pinned snapshot is kept for all its readers, until it is released.
     """
     server = await serve(processes, folder, *ALONE)
     register(spark)
@@ -134,7 +134,7 @@ async def test_a_scan_whose_snapshot_is_gone_reports_that(
     for frame in (planned, unplanned):
         with pytest.raises(PySparkException, match="SnapshotNotFound"):
             await at_once(frame.count)
-    # It is not read, so nobody renews it.
+    # It is not read, so it is not renewed.
     ends_s = made.snapshot_expire_time_s + 1
     await at_once(lambda: wait_until(lambda: time.time() >= ends_s))
     with pytest.raises(PySparkException, match="SnapshotNotFound"):

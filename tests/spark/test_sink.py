@@ -82,10 +82,10 @@ async def last_seq(server: Child) -> int:
 async def test_a_batch_is_applied_once(
     spark: SparkSession, processes: Processes, folder: SparkDatabase, tmp_path: Path
 ) -> None:
-    """A query that goes on from its checkpoint loses nothing and applies nothing twice, also when
-    it was ended after a commit and before Spark could note it: a batch that came again would bring
-    back what was written over it since. Another checkpoint of the name is refused, also an older
-    copy: its batches would count as applied, and be lost.
+    """A query that resumes from its checkpoint loses nothing and applies nothing twice, also when
+    it was ended after a commit and before Spark could record it: a repeated batch would undo later
+    writes. Another checkpoint of the name is refused, also an older copy: its batches would count
+    as applied, and be lost.
     """
     server = await processes.serve(folder.url, *ALONE)
     source, checkpoint = Source(tmp_path / "source"), tmp_path / "checkpoint"

@@ -33,18 +33,18 @@ class Election:
 
     elect: str
     ttl_ms: int = 2_000
-    lasting_ttl_ms: int = 3_000  # so long that whoever waits for the machine renews in time
-    taken: str = "b has taken the lease"  # what "a" is told when "b" has it
+    lasting_ttl_ms: int = 3_000  # long enough to be renewed in time on a busy machine
+    taken: str = "b has taken the lease"  # what "a" is notified of when "b" has it
     environment: Mapping[str, str] = field(default_factory=dict)
     credentials: str = ""
-    delete: Callable[[], None] = lambda: None  # by hand
+    delete: Callable[[], None] = lambda: None  # by an operator
     objects: MemoryObjects = field(default_factory=MemoryObjects)
 
     @asynccontextmanager
     async def electors(
         self, *names: str, ttl_ms: int | None = None
     ) -> AsyncIterator[tuple[list[Elector], dict[str, str]]]:
-        """Electors of these names, and what each was told last."""
+        """Run electors of these names; yield them, and the last notification of each."""
         reported: dict[str, str] = {}
         settings = ElectionSettings(
             elect=self.elect,

@@ -34,7 +34,7 @@ async def kept(term: Term) -> AsyncIterator[asyncio.Task[str]]:
 
 
 async def renewals(kubernetes: KubernetesApi, count: int) -> None:
-    """Wait for so many changes of the time of renewal."""
+    """Wait for this many changes of the time of renewal."""
     for _ in range(count):
         before = kubernetes.lease(LEASE)["spec"]["renewTime"]
         await until(lambda: kubernetes.lease(LEASE)["spec"]["renewTime"] != before, "a renewal")  # noqa: B023 - called before the next

@@ -1,4 +1,4 @@
-"""What every elector keeps: in the bucket, in a real etcd, and at an API server of Kubernetes."""
+"""Properties of every elector: in the bucket, in a real etcd, at an API server of Kubernetes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def election(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
 
 async def test_one_of_several_is_elected(election: Election) -> None:
-    """The others wait, and are told who it is; it stays elected longer than a lease lasts."""
+    """The others wait, and are notified of its name; it stays elected longer than a lease lasts."""
     ttl_ms = election.lasting_ttl_ms
     async with (
         election.electors("a", "b", "c", ttl_ms=ttl_ms) as (made, reported),
@@ -74,7 +74,7 @@ async def test_a_release_hands_over(election: Election) -> None:
 
 
 async def test_a_release_is_not_waited_for(election: Election) -> None:
-    """Whoever campaigns after a release is elected without a wait for the lease to lapse."""
+    """A candidate is elected after a release without waiting for the lease to lapse."""
     async with election.electors("a", "b", ttl_ms=600_000) as ((first, second), _):
         await (await first.campaign()).resign()
         await (await second.campaign()).resign()
@@ -82,7 +82,7 @@ async def test_a_release_is_not_waited_for(election: Election) -> None:
 
 @with_a_server
 async def test_a_lease_that_was_deleted_is_lost(election: Election) -> None:
-    """Whoever deletes the lease by hand, ends the term; then another one is elected."""
+    """Deletion of the lease by hand ends the term; then another one is elected."""
     async with election.electors("a", "b") as ((first, second), _):
         term = await first.campaign()
         election.delete()
@@ -92,7 +92,7 @@ async def test_a_lease_that_was_deleted_is_lost(election: Election) -> None:
 
 @with_a_server
 async def test_silence_is_waited_out(election: Election) -> None:
-    """A candidate that reaches nobody goes on asking."""
+    """A candidate that reaches no server keeps trying."""
     port = free_port()
     silent = replace(
         election,
@@ -115,7 +115,7 @@ async def test_another_server_is_asked_when_one_is_gone(etcd_server: EtcdServer)
 
 
 async def test_silence_of_etcd_is_reported() -> None:
-    """A client that reaches nobody says whom it has asked."""
+    """The error of a client that reaches no server names those it has tried."""
     port = free_port()
     client = EtcdClient([EtcdAddress("127.0.0.1", port)], "key", timeout_ms=TIMEOUT_MS)
     with pytest.raises(EtcdUnavailable, match=f"none of 127.0.0.1:{port} has answered"):

@@ -1,4 +1,4 @@
-"""The election by a Lease of Kubernetes: what it says, whom it goes to, what is lost on the way."""
+"""The election by a Lease of Kubernetes: its contents, its holders, and lost replies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IDENTITY = re.compile(r"a:1_[0-9a-f]{32}")
 FOREIGN = {"holderIdentity": "controller-7d4b_1f", "leaseDurationSeconds": 1}
 
 
-# What a Lease says.
+# Contents of a Lease.
 
 
 async def test_a_lease_has_the_fields_that_other_programs_read(kubernetes: KubernetesApi) -> None:
@@ -107,8 +107,8 @@ async def test_no_clock_of_another_machine_matters(kubernetes: KubernetesApi) ->
 
 
 async def test_a_label_does_not_renew_a_lease(kubernetes: KubernetesApi) -> None:
-    """What is written beside what a lease says keeps no holder in office that is gone, and costs
-    none its lease that is there.
+    """Other changes of a lease neither keep a holder that is gone in office, nor cost a live one
+    its lease.
     """
     kubernetes.put(LEASE, FOREIGN)
     async with elector(kubernetes, ttl_ms=TTL_MS) as made, asyncio.TaskGroup() as tasks:
@@ -162,7 +162,7 @@ async def test_of_two_who_see_the_same_version_one_is_elected(kubernetes: Kubern
 async def test_an_election_whose_answer_is_lost_counts(
     kubernetes: KubernetesApi, method: str
 ) -> None:
-    """An elector that has the lease without having been told so finds that out by its next look."""
+    """An elector that has the lease, but lost the reply, finds that out at its next poll."""
     if method == "PUT":
         kubernetes.put(LEASE, {})
     kubernetes.trouble(when=f"^{method} ", loses_reply=True, times=1)
@@ -174,7 +174,7 @@ async def test_an_election_whose_answer_is_lost_counts(
 
 
 async def test_a_renewal_whose_answer_is_lost_counts(kubernetes: KubernetesApi) -> None:
-    """The holder finds its own version, and goes on from there."""
+    """The holder finds its own version, and continues from there."""
     async with elector(kubernetes, ttl_ms=TTL_MS) as made, kept(await made.campaign()) as keeping:
         kubernetes.trouble(when="^PUT ", loses_reply=True, times=1)
         await renewals(kubernetes, 2)
@@ -213,7 +213,7 @@ async def test_a_hanging_api_server_is_left_in_time(kubernetes: KubernetesApi) -
 
 
 async def test_a_rough_api_server_delays_elections_and_no_more(kubernetes: KubernetesApi) -> None:
-    """Errors, slow answers and lost ones: somebody is elected all the same, and one at the end."""
+    """With errors, slow and lost replies somebody is elected all the same, and one at the end."""
     random = random_of("kubernetes")
     names = ("a:1", "b:2", "c:3")
     holding: set[str] = set()

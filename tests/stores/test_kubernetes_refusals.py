@@ -1,4 +1,4 @@
-"""Credentials, permissions and API servers that say no to an elector of Kubernetes."""
+"""Credentials, permissions and API servers that refuse an elector of Kubernetes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.stores.kubernetes_terms import (
 
 
 async def test_credentials_are_read_again(kubernetes: KubernetesApi) -> None:
-    """A token and certificates that Kubernetes has replaced are used at once, by a holder and by
-    one that stands by.
+    """A token and certificates that Kubernetes has replaced are used at once, by a holder and by a
+    standby.
     """
     async with (
         elector(kubernetes, ttl_ms=TTL_MS) as first,
@@ -61,7 +61,7 @@ async def test_a_token_that_expires_is_waited_out(kubernetes: KubernetesApi) -> 
 
 
 async def test_a_token_that_was_never_accepted_is_an_error(kubernetes: KubernetesApi) -> None:
-    """Standing by would not mend it."""
+    """A process with such a token ends, since waiting would not help."""
     kubernetes.tokens = set()
     async with elector(kubernetes) as made:
         with pytest.raises(InvalidSetting, match=r"does not accept the token of this pod: .* 401"):
@@ -91,7 +91,7 @@ async def test_no_token_goes_to_a_stranger(kubernetes: KubernetesApi) -> None:
 
 @pytest.mark.parametrize("verb", ["get", "create", "update"])
 async def test_a_missing_permission_is_named(kubernetes: KubernetesApi, verb: str) -> None:
-    """With what the Role must have; the process does not stand by for ever."""
+    """The error names what the Role must have; the process does not stand by for ever."""
     kubernetes.verbs.remove(verb)
     if verb == "update":
         kubernetes.put(LEASE, {})
@@ -124,7 +124,7 @@ async def test_a_permission_that_was_there_is_waited_for(kubernetes: KubernetesA
 
 
 async def test_a_namespace_that_is_not_there_is_named(kubernetes: KubernetesApi) -> None:
-    """Whatever the Role allows."""
+    """The error names the namespace, whatever the Role allows."""
     kubernetes.namespaces.clear()
     async with elector(kubernetes) as made:
         with pytest.raises(InvalidSetting, match=f"in the namespace {NAMESPACE} .* not exist: "):
@@ -151,7 +151,7 @@ async def test_an_overloaded_api_server_is_left_alone(kubernetes: KubernetesApi)
 
 
 def broken_pods(kubernetes: KubernetesApi) -> Iterator[tuple[Election, str]]:
-    """What a process may find that is no pod, or a strange one, and what it is told."""
+    """Yield environments that are no pod, or a broken one, and the errors of an elector there."""
     election, folder = in_kubernetes(kubernetes), Path(kubernetes.credentials)
     host, port = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
     yield replace(election, environment={}), f"none: {host} is not in the environment"

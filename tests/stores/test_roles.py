@@ -19,7 +19,7 @@ OPENERS = 4
 KEYS = 400
 VALUE_BYTES = 200
 ROUNDS = 4
-HTTP_TICK_MS = 2_000  # HTTP tells whole seconds
+HTTP_TICK_MS = 2_000  # HTTP has whole seconds
 
 open_store = contract.open_store  # a fixture
 
@@ -29,7 +29,7 @@ one_of_each = pytest.mark.parametrize("kind", ["file", "s3", "sqlite", on_minio]
 
 @pytest.fixture
 async def it(kind: str, open_store: OpenStore) -> AsyncIterator[InProcessCluster]:
-    """What opens the roles of this database, which is there."""
+    """The cluster of this existing database."""
     with real_runtime() as runtime:
         roles = InProcessCluster(open_store, runtime, 10 if kind == "file" else HTTP_TICK_MS)
         try:
@@ -111,7 +111,7 @@ async def test_of_openers_at_once_one_is_left(it: InProcessCluster) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "s3", "google", "sqlite", on_minio])
 async def test_a_stalled_writer_stays_fenced_after_collection(it: InProcessCluster) -> None:
-    """Rule F1: what the collector deletes makes no room for a write that nobody would read."""
+    """Rule F1: a collection makes no slot free for a write that would never be read."""
     stalled = await it.open_writer()
     async with it.writing() as new:
         for number in range(5):

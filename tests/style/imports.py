@@ -44,7 +44,7 @@ def modules() -> Mapping[str, Module]:
 
 @cache
 def importers() -> Mapping[str, frozenset[str]]:
-    """Who imports each module."""
+    """Return the importers of each module."""
     found: dict[str, set[str]] = {name: set() for name in modules()}
     for module in modules().values():
         for imported in module.imports & found.keys():

@@ -40,7 +40,7 @@ def long_file(source: Source) -> Iterator[str]:
 
 
 def missing_docstring(source: Source) -> Iterator[str]:
-    """A module says in its first lines what it is for; an empty package need not."""
+    """A module has a docstring; an empty package need not."""
     if source.text.strip() and ast.get_docstring(source.tree) is None:
         yield source.at(1, "no docstring")
 
@@ -60,7 +60,7 @@ def long_function(source: Source) -> Iterator[str]:
 
 
 def broad_except(source: Source) -> Iterator[str]:
-    """What catches every error raises again, or gives its reason on the same line."""
+    """A handler of every error raises again, or gives its reason on the same line."""
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.ExceptHandler) or not _catches_all(node):
             continue
@@ -147,7 +147,7 @@ def _task_groups(tree: ast.Module) -> set[str]:
     """The last names of the variables and attributes that are task groups."""
     groups: set[str] = set()
     nodes = list(ast.walk(tree))
-    for node in nodes + nodes:  # twice, since an alias may come before what it stands for
+    for node in nodes + nodes:  # twice, since an alias may come before its definition
         match node:
             case ast.withitem(context_expr=kind, optional_vars=ast.expr() as target):
                 pass
@@ -172,7 +172,7 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _names(tree: ast.Module) -> Iterator[tuple[ast.Name | ast.Attribute, str]]:
-    """Each use of an imported name with its full dotted name, whatever it was imported as.
+    """Yield each use of an imported name with its full dotted name, whatever it was imported as.
 
     A bare name that was not imported counts as a builtin; the attributes of a variable are left
     out.

@@ -106,7 +106,9 @@ def test_servers_are_reached(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_writers_leave_their_work_to_others_and_tell_their_names(name: str) -> None:
-    """Compactor and collector are containers of their own, and readers say where the writer is."""
+    """Compactor and collector are containers of their own, and readers advertise the writer's
+    address.
+    """
     flags = parsed(WRITERS[name].argv[2:]).params
     assert (flags["with_compactor"], flags["with_collector"]) == (False, False)
     assert WRITERS[name].environment["SHALEKV_SERVER__ADVERTISE"] == f"{name}:{PORT}"
@@ -120,7 +122,7 @@ def test_there_are_readers() -> None:
 
 
 def test_nothing_else_is_published() -> None:
-    """Who is on the machine reaches writers and readers, and neither the S3 server nor MariaDB."""
+    """Processes on the machine reach writers and readers, and neither the S3 server nor MariaDB."""
     for services in (SERVICES, WITH_MINIO):
         published = {name for name, service in services.items() if "ports" in service.text}
         assert published == set(SERVERS)
@@ -129,7 +131,7 @@ def test_nothing_else_is_published() -> None:
 
 
 def test_the_health_check_is_that_of_the_image() -> None:
-    """Servers are asked what the image asks; what has no port is told to Docker not to be asked."""
+    """Servers have the health check of the image; for containers without a port it is disabled."""
     (of_image,) = OF_OURS.arguments("HEALTHCHECK")
     _, _, command = of_image.partition("CMD ")
     for name, service in OURS.items():
@@ -165,7 +167,9 @@ def test_what_waits_for_health_waits_for_a_health_check(services: dict[str, Serv
 
 
 def test_what_is_fenced_stays_down() -> None:
-    """All that is started again after a failure is run by what tells fences from failures."""
+    """A service that restarts after failures runs under the wrapper that does not restart fenced
+    ones.
+    """
     assert OURS
     for service in OURS.values():
         if service.text["restart"] != "no":
@@ -182,8 +186,8 @@ def test_images_have_a_user(image: Image) -> None:
 
 @pytest.mark.parametrize("services", [SERVICES, WITH_MINIO], ids=[COMPOSE, MINIO])
 def test_nothing_runs_with_rights_that_it_does_not_need(services: dict[str, Service]) -> None:
-    """What is built here runs as the user of its image, without capabilities, and changes nothing
-    but its volumes.
+    """Services that are built here run as the user of their image, without capabilities, and change
+    only their volumes.
     """
     for service in services.values():
         assert service.text["security_opt"] == ["no-new-privileges:true"]
@@ -220,7 +224,7 @@ def test_images_can_be_chosen_and_have_versions() -> None:
 
 @pytest.mark.parametrize("image", [OF_OURS, OF_MINIO], ids=["ours", "MinIO"])
 def test_images_are_made_of_versions_that_can_be_chosen(image: Image) -> None:
-    """What an image is made with is an argument, whose default names a version."""
+    """The base of an image is an argument, whose default names a version."""
     defaults = dict(rest.split("=") for rest in image.arguments("ARG"))
     for each in image.arguments("FROM"):
         name = re.match(r"\$\{(\w+)\}", each)
@@ -241,7 +245,7 @@ def test_minio_is_that_of_the_tests() -> None:
 
 
 def test_a_missing_secret_is_reported() -> None:
-    """No default password: compose refuses to start, and says where it belongs."""
+    """There is no default password: compose refuses to start, and names the place for it."""
     for name in EXAMPLE:
         with pytest.raises(VariableMissing, match=name):
             read_compose({k: v for k, v in EXAMPLE.items() if k != name})
@@ -256,8 +260,8 @@ def test_variables_of_the_files_are_explained(file: str) -> None:
 
 
 def test_the_image_installs_by_hash() -> None:
-    """What the image holds is what the lock holds, byte for byte, and this repository. Nothing is
-    resolved again: a release that is newer than the lock changes nothing.
+    """The image holds what the lock holds, byte for byte, and this repository. Nothing is resolved
+    again: a release that is newer than the lock changes nothing.
     """
     installs = [rest for rest in OF_OURS.arguments("RUN") if rest.startswith("pip ")]
     assert "--require-hashes" in installs[0]
@@ -283,7 +287,7 @@ def hosts(service: Service) -> set[str]:
 
 @pytest.mark.parametrize("name", OURS)
 def test_hosts_are_services_that_were_started_before(name: str) -> None:
-    """What a container talks to runs in every profile in which it does, and is waited for."""
+    """A service that a container calls is in every profile of that container, and is waited for."""
 
     def before(service: Service) -> set[str]:
         return {n for d in service.depends_on for n in {d} | before(SERVICES[d])}

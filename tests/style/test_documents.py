@@ -19,7 +19,7 @@ _STEP = re.compile(r"^\| [^|]+ \| `([\w/]+\.py)` \| `([\w.]+)` \|$", re.MULTILIN
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BUILT = ("protos/node_modules", "docker/.env")  # made by tools and users
 
-# What was true of an earlier version is not changed later.
+# Statements about an earlier version are not changed later.
 _HISTORY = ("CHANGELOG.md",)
 
 DOCUMENTS = [name for name, _ in texts() if name.endswith(".md") and name not in _HISTORY]

@@ -30,7 +30,7 @@ def pod_spec() -> Any:
 
 
 def settings_of(container: Any) -> WriterConfig:
-    """What `shalekv serve` makes of the arguments of the container."""
+    """Return the settings that `shalekv serve` makes of the arguments of the container."""
     command, *arguments = (each.replace("$(POD_NAME)", POD) for each in container["args"])
     assert command == serve.name
     context = serve.make_context("serve", arguments)
@@ -68,8 +68,8 @@ def test_the_servers_of_the_manifest_have_valid_settings() -> None:
 
 
 def test_kubernetes_lets_the_servers_stand_by() -> None:
-    """Nothing kills one for standing by, none is killed before it has ended, and no variable that
-    Kubernetes adds is taken for a setting.
+    """No standby is killed for waiting, none before it has ended, and no variable that Kubernetes
+    adds counts as a setting.
     """
     spec, (container,) = pod_spec(), pod_spec()["containers"]
     settings = settings_of(container)

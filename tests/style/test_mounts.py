@@ -1,4 +1,4 @@
-"""What the containers of docker/ write goes to volumes that the user of their image may write."""
+"""Containers of docker/ write to volumes that the user of their image may write."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_nothing_is_written_elsewhere() -> None:
 
 
 def test_each_volume_has_one_user() -> None:
-    """What a file declares is used, what is used is declared, and no two containers share it."""
+    """Declared volumes are used, used ones are declared, and no two containers share one."""
     for more in FILES:
         used = used_by(*more)
         assert len(set(used)) == len(used)
@@ -74,7 +74,7 @@ def test_folders_are_made_before_the_user_changes(name: str) -> None:
 
 
 def test_folders_of_the_image_are_explained() -> None:
-    """Whoever runs the image without Compose finds the mount points in docker/README.md."""
+    """docker/README.md has the mount points, for users who run the image without Compose."""
     readme = (DOCKER / "README.md").read_text()
     assert [
         path for path in read_dockerfile("Dockerfile").folders if f"`{path}`" not in readme

@@ -19,11 +19,11 @@ from tests.style.sources import ROOT
 
 REQUIRED = inspect.Parameter.empty
 PAGE = (ROOT / "server" / "docs" / "pipeline.md").read_text(encoding="utf-8")
-LOADS = {"store", "levels", "value_bytes_max"}  # that the plan of a load has as other things
+LOADS = {"store", "levels", "value_bytes_max"}  # which the plan of a load has in another form
 
 
 def documented(heading: str) -> dict[str, str]:
-    """The names in the first column of a table of the page, and what stands beside each."""
+    """Return the first column of a table of the page, each with the column beside it."""
     section = PAGE.split(f"\n### {heading}\n", 1)[1].split("\n#", 1)[0]
     found: dict[str, str] = {}
     for row in re.findall(r"^\| (`.*)$", section, re.MULTILINE):
@@ -51,7 +51,7 @@ def of_loads() -> dict[str, Any]:
 
 
 def known(read: Callable[[Mapping[str, str]], object]) -> set[str]:
-    """The options that a source says it knows, when it is given one that it doesn't."""
+    """Return the options that a source lists when it gets an unknown one."""
     with pytest.raises(InvalidSetting, match="unknown option colour") as failure:
         read({"url": "file:///tmp/fruit", "colour": "red"})
     listed = str(failure.value).split("known are ")[1].split(", and store.<setting>")[0]

@@ -30,7 +30,9 @@ COUNTED = frozenset(
 
 
 def broken(rule: Rule, *folders: str, but: str = "nothing") -> list[str]:
-    """What breaks `rule` in the files under `folders`, all if none is given, except `but`."""
+    """Return the violations of `rule` in the files under `folders`, all if none is given, except
+    `but`.
+    """
     allowed = ALLOWED.get(rule.__name__, {})
     sources = [s for s in python_sources() if not folders or s.name.startswith(folders)]
     judged = [s for s in sources if s.name not in allowed and not s.name.startswith(but)]
@@ -74,7 +76,7 @@ def test_tests_do_not_sleep() -> None:
 
 
 def test_tests_state_their_property() -> None:
-    """Every test says in a sentence what it proves."""
+    """Every test has a docstring that is a sentence."""
     assert broken(rules.unexplained_test, "tests/") == []
 
 
@@ -97,7 +99,7 @@ def test_nothing_is_left_for_later() -> None:
 
 
 def test_no_text_names_a_place_on_one_machine() -> None:
-    """The repository does not know where on somebody's machine it lies."""
+    """The repository does not contain the paths of a machine."""
     private = re.compile(r"(?<![\w.)}])/(?:home|root|work|Users)/\w+")
     found = [
         f"{name}:{number}: {line.strip()}"
@@ -141,7 +143,7 @@ def test_settings_name_their_units() -> None:
 
 
 def test_settings_are_described() -> None:
-    """Every setting says what it does; the reference of settings is made of these sentences."""
+    """Every setting has a description, from which the reference is made."""
     silent = [
         f"{model.__name__}.{name}"
         for model in setting_models()

@@ -1,4 +1,4 @@
-"""What a fuzzer has to know of a decoder, and how it judges what a decoder does."""
+"""A decoder for the fuzzer, and the rules by which its results are judged."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Decode = Callable[[bytes], object]
 Reseal = Callable[[bytes], bytes]
 
 MEMORY_AT_LEAST = 1 << 20  # buffers, caches and messages of errors
-MEMORY_FOR_A_BYTE = 400  # of an input: an object of Python for every few bytes
-MEMORY_FOR_A_COMPRESSED_BYTE = 2 * 2**15  # what the format allows, and once more to copy it
+MEMORY_FOR_A_BYTE = 400  # for each byte of an input: an object of Python for every few bytes
+MEMORY_FOR_A_COMPRESSED_BYTE = 2 * 2**15  # the maximum of the format, and once more to copy it
 CALLS_AT_LEAST = 2_000
 CALLS_FOR_A_BYTE = 40
 
@@ -34,11 +34,11 @@ class Decoder:
     decode: Decode
     samples: Sequence[bytes]
     errors: tuple[type[Exception], ...] = (CorruptObject,)
-    refused: object = ()  # what it returns instead of raising an error, where it does
+    refused: object = ()  # its result for refused input, if it does not raise an error
     is_sealed: bool = False  # a checksum covers every bit
     reseal: Reseal | None = None  # makes the checksums of a forged encoding match
     is_compressed: bool = False
-    found: Sequence[bytes] = ()  # what ends badly where a check is missing
+    found: Sequence[bytes] = ()  # inputs that failed when a check was missing
 
     def __str__(self) -> str:
         return self.name
@@ -52,7 +52,9 @@ class Refusal:
 
 
 def outcome(decoder: Decoder, data: bytes) -> object:
-    """What a decoder makes of `data`; a documented error is a `Refusal`, any other is raised."""
+    """Return the result of a decoder for `data`; a documented error is a `Refusal`, any other is
+    raised.
+    """
     try:
         return decoder.decode(data)
     except decoder.errors as error:

@@ -1,4 +1,4 @@
-"""What safekeepers keep, and what they and their writer say to each other."""
+"""Stored files of safekeepers, and their messages to and from a writer."""
 
 from __future__ import annotations
 

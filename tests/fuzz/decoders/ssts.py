@@ -70,7 +70,7 @@ def rows(block: Block) -> Iterator[object]:
 
 
 def resealed(data: bytes) -> bytes:
-    """`data` with all checksums that an SST has where it says that its parts are."""
+    """Return `data` with matching checksums of an SST's parts, which are where it says."""
     footer_at = len(data) - TAIL_BYTES - number_at(U32, data, len(data) - TAIL_BYTES)
     if not 0 <= footer_at <= len(data) - TAIL_BYTES - FOOTER_BYTES_MIN:
         return data
@@ -101,7 +101,7 @@ def resealed_footer(data: bytes, footer_at: int = 0) -> bytes:
 
 
 def number_at(layout: struct.Struct, data: bytes, at: int) -> int:
-    """The number that stands there; 0 outside of the data."""
+    """Return the number at that place; 0 outside of the data."""
     if not 0 <= at <= len(data) - layout.size:
         return 0
     number: int = layout.unpack_from(data, at)[0]

@@ -68,7 +68,7 @@ STATE = LoadState("0" * 32, {"path": "a.tsv"}, "d" * 32, line=7, offset_bytes=99
 
 
 def text_of(data: bytes) -> str:
-    """Bytes as the text of a name, whatever they are."""
+    """Return any bytes as the text of a name."""
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -153,7 +153,7 @@ def _state(data: bytes) -> object:
 
 
 def pairs_of(data: bytes, file_format: FileFormat | None) -> list[RowBatch]:
-    """What `load` reads, as far as to the messages that it would send."""
+    """Return the input of `load`, as far as the messages that it would send."""
     reading = InputOptions(file_format)
     source = InputSource(io.BytesIO(data))
     found = [*read_batches(source, reading, LIMITS, now_ms=lambda: NOW_MS, stop_at_bad_row=False)]

@@ -89,7 +89,7 @@ def has_stopped(stage: Stage, writer: str, why: str) -> None:
 
 @sentence(rf"{WRITER} connects to {NODE} again")
 def connects_again(stage: Stage, writer: str, node: str) -> None:
-    """What it sent on the stream before is on its way for longer."""
+    """Connect anew; messages on the former stream stay on their way."""
     stage.ask(stage.connect(stage.writer(writer), node))
 
 
@@ -151,7 +151,7 @@ def loses_its_disk(stage: Stage, node: str) -> None:
 
 @sentence(rf"the disks of {NODES} are copied")
 def are_copied(stage: Stage, nodes: str) -> None:
-    """Somebody makes a backup where there is nothing to back up."""
+    """Try a backup where there is nothing to back up."""
     for node in nodes.split():
         stage.copies[node] = deepcopy(stage.nodes[node].disk)
 
@@ -191,7 +191,7 @@ def holds(stage: Stage, node: str, trimmed: str | None, committed: str, in_fligh
 
 @sentence(rf"{NODES} archives?(?P<nothing> nothing)?")
 def archives(stage: Stage, nodes: str, nothing: str | None) -> None:
-    """Whatever it may, one after the other, and what others have archived once more."""
+    """Archive all that it may, one after the other; objects of others are created again, too."""
     for node in nodes.split():
         found = complete(stage.nodes[node])
         before = dict(stage.judge.archive)
@@ -236,13 +236,13 @@ def is_cancelled(stage: Stage) -> None:
 
 @sentence(rf"{WRITER} looks at the manifest")
 def looks(stage: Stage, writer: str) -> None:
-    """From now on it asks those for their word who stand there."""
+    """Poll the manifest: from now on it asks the members named there."""
     stage.writer(writer).reconfigure(stage.bucket.manifest)
 
 
 @sentence(rf"{WRITER} may(?P<no> not)? end the change")
 def may_end(stage: Stage, writer: str, no: str | None) -> None:
-    """By what it knows of the members to be."""
+    """Compare whether it may end the change, by what it knows of the next members."""
     leader = stage.writer(writer).leader
     assert leader is not None
     assert leader.may_finish_change == (no is None)
@@ -325,7 +325,7 @@ def is_compacted(stage: Stage) -> None:
 
 @sentence(rf"{WRITER} opens in the object store")
 def opens_in_the_object_store(stage: Stage, writer: str) -> None:
-    """It claims the epoch of its number, and goes on behind the last object; no fence yet."""
+    """Claim the epoch of its number, and continue behind the last object; no fence yet."""
     it = stage.writer(writer)
     stage.bucket.claim(int(writer), it.nonce)
     it.claimed(int(writer), stage.bucket.manifest)
@@ -342,7 +342,7 @@ def lists(stage: Stage, writer: str) -> None:
 
 @sentence(rf"{WRITER} fences in the object store")
 def fences(stage: Stage, writer: str) -> None:
-    """An empty object, which takes the slot of whoever was writer before."""
+    """Create an empty object in the slot of the former writer."""
     it = stage.writer(writer)
     run = FenceRun(first=it.slot, width=stage.bucket.manifest.fence_width)
     puts(stage, writer, "fence", None)

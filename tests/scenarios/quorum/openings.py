@@ -30,7 +30,7 @@ def sentence(pattern: str) -> Callable[[ActT], ActT]:
 
 
 def play(scenario: Scenario) -> None:
-    """Carry out all steps; what is raised tells the line."""
+    """Carry out all steps; an error names its line."""
     stage = Stage()
     for step in scenario.steps:
         try:
@@ -71,7 +71,7 @@ def greets(stage: Stage, writer: str, nodes: str) -> None:
 
 @sentence(rf"{WRITER} claims epoch (?P<epoch>\d)")
 def claims(stage: Stage, writer: str, epoch: str) -> None:
-    """By the manifest, as the lowest that is above all that it knows."""
+    """Claim the lowest epoch above all that it knows, by the manifest."""
     it, manifest = stage.writer(writer), stage.bucket.manifest
     assert it.may_claim, "no majority has greeted"
     assert it.epoch_to_claim(manifest) == int(epoch)

@@ -14,7 +14,7 @@ from tests.sim.quorum.writer import Stream, Writer
 
 
 class Stage:
-    """Safekeepers by letter, writers by number. What the judge knows holds at every moment."""
+    """Safekeepers by letter, writers by number. The judge's invariants hold at every moment."""
 
     def __init__(self) -> None:
         self.judge = Judge()
@@ -72,7 +72,7 @@ class Stage:
         node.receive(stream.number, stream.there.popleft())
 
     def answer(self, stream: Stream) -> ToProposer:
-        """What the next message is answered with, as soon as the disk allows it."""
+        """Return the reply to the next message, as soon as the disk allows it."""
         node = self.nodes[stream.member.address]
         while not stream.back:
             assert node.work(), "there is no answer"

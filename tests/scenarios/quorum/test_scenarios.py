@@ -35,7 +35,7 @@ def scenarios_about(rule: str) -> list[Scenario]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=repr)
 def test_scenario(scenario: Scenario) -> None:
-    """What a scenario says will happen happens, and no invariant is broken on the way."""
+    """Each scenario happens as written, and no invariant is broken on the way."""
     play(scenario)
 
 

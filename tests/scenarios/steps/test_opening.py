@@ -50,7 +50,7 @@ def test_opening(scenario: Scenario) -> None:
 
 
 def event_of(text: str, first_listed: int) -> OpeningEvent:
-    """The event that the left side of a line tells of."""
+    """Return the event that the left side of a line describes."""
     what, _, rest = text.partition(" ")
     match what.rstrip(","):
         case "claimed":
@@ -78,7 +78,7 @@ def manifest_of(text: str) -> Manifest:
 
 
 def described(*effects: OpeningEffect) -> str:
-    """The effects as the right side of a line tells of them."""
+    """Describe the effects like the right side of a line."""
     match effects:
         case [ReserveWidth(width)]:
             return f"widen the manifest to {width}"
