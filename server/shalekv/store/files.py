@@ -1,14 +1,8 @@
-"""Files on a local disk: the calls to the operating system, and files that survive a power cut.
+"""Files on a local disk: the calls to the operating system, and changes that survive a power cut.
 
 `FileSystem` makes the system calls of local stores, caches and logs; a test can replace it.
-`Disk` creates the objects of a local store in these steps. After a power cut, each step that was
-not synced may or may not have happened, whatever came before or after it:
-
-    make the folder, sync every folder above it        so that the folder survives
-    write <name>.<random>.tmp in the folder, sync it   so that no half object gets a name
-    link it to <name>                                  the compare-and-swap: one process wins
-    sync the folder                                    so that the name survives
-    remove <name>.<random>.tmp                         last: see `Disk.sync_seen`
+`DurableFiles` makes the changes of a local store and of the logs of a safekeeper durable, and
+refuses all changes after a failed one.
 """
 
 from __future__ import annotations
@@ -20,13 +14,13 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from shalekv.errors import StoreBroken
-from shalekv.store.api import Created, CreateOutcome, Exists, Unknown
+from shalekv.errors import LogDamaged, StoreBroken
 
 NEW_FILE_MODE = 0o666  # the umask of the process decides
 NEW_FOLDER_MODE = 0o777  # as above
@@ -36,25 +30,8 @@ NEW_FOLDER_MODE = 0o777  # as above
 # has to wait for the GIL after each.
 WRITE_BYTES_MAX = 1 << 20
 
-# Files with a second name whose folders were synced: the most that is remembered, unless one list
-# shows more; some 2 MB. A file that is forgotten costs another sync of its folder.
-SEEN_SYNCED_MAX_COUNT = 4_096
-
-# Errors of `link` after which it has done nothing; after any other the name may exist.
-_LINK_REFUSALS = frozenset(
-    {
-        errno.EACCES,
-        errno.EDQUOT,
-        errno.EMLINK,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOMEM,
-        errno.ENOSPC,
-        errno.ENOTDIR,
-        errno.EROFS,
-    }
-)
-_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+# Errors that say that there is no space on the disk, or for another file.
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,173 +274,286 @@ def _status(status: os.stat_result) -> FileStatus:
 REAL_FILE_SYSTEM = FileSystem()
 
 
-class Disk:
-    """Creates files and folders durably, and refuses to write after a failed sync.
+class DurableFiles:
+    """The files of one disk: none is changed any more once a sync or a write in place has failed.
 
     After a failed sync the kernel may have dropped the data and marked it clean: a second sync
-    would succeed without effect. So nothing is written until the process is started again and
-    reads what is really on the disk. An I/O error (EIO) counts the same. A full disk does not, if
-    a write or a link reports it, which then has done nothing. A full disk that only the sync
-    reports counts as a failed sync, since it is unknown what was kept.
+    would succeed without effect. A failed write in place leaves unknown contents. So nothing is
+    written until the process is started again and reads what is really on the disk. The allocation
+    of space may fail, since no record rests on a file that was never used. A read may fail, too: an
+    unreadable part of a log counts as lost, as if its bits had rotted.
+
+    Everything blocks, and may be called by several threads.
     """
 
-    def __init__(self, filesystem: FileSystem, url: str) -> None:
-        self._filesystem = filesystem
-        self._url = url
+    def __init__(self, filesystem: FileSystem, name: str, *, free_bytes_min: int = 0) -> None:
+        """`name` is the disk's name in errors. At least `free_bytes_min` of it is left free."""
+        self.filesystem = filesystem
+        self._name = name
+        self._free_bytes_min = free_bytes_min
         self._problem: str | None = None  # why nothing more may be written
         self._durable_folders: set[Path] = set()
-        self._seen_synced: set[tuple[Path, int]] = set()
 
     def check(self, operation: str, path: Path) -> None:
         """Raise `StoreBroken` if nothing may be written any more."""
         if self._problem is not None:
-            raise StoreBroken(self._url, operation, str(path), self._problem)
+            raise StoreBroken(self._name, operation, str(path), self._problem)
 
-    def create(self, path: Path, temp_path: Path, data: bytes) -> CreateOutcome:
-        """Create a file at `path` if there is none; `temp_path` is a new name in the same folder.
+    def fail(
+        self, operation: str, path: Path, problem: str, cause: OSError | None = None
+    ) -> NoReturn:
+        """Raise `StoreBroken`, and refuse all changes from now on."""
+        message = f"nothing is written any more since {operation} of {path}: {problem}"
+        self._problem = self._problem or message
+        raise StoreBroken(self._name, operation, str(path), message) from cause
 
-        Raises `OSError` when nothing was created, and `StoreBroken`, after which the file may
-        exist or not.
-        """
-        self.check("create", path)
-        folder = path.parent
+    def fail_unknown(self, operation: str, path: Path, error: OSError) -> NoReturn:
+        """Fail for good, since after `error` the contents of the disk are unknown: see `fail`."""
+        problem = f"{error.strerror}; what is on the disk is unknown: check it, then start again"
+        self.fail(operation, path, problem, error)
+
+    @contextmanager
+    def changing(self, operation: str, path: Path) -> Iterator[None]:
+        """Treat any `OSError` in this context as a failure of the disk: see `fail`."""
+        self.check(operation, path)
         try:
-            self._ensure_folder(folder)
-            # Opened before the link, so that an error in writing the link back is reported to this
-            # descriptor, and so that nothing is linked that cannot be synced.
-            folder_descriptor = self._filesystem.open_folder(folder)
-            try:
-                self._write(temp_path, data)
-                return self._link(temp_path, path, folder_descriptor)
-            finally:
-                with contextlib.suppress(OSError):  # the outcome does not depend on it
-                    self._filesystem.close(folder_descriptor)
+            yield
         except OSError as error:
-            if error.errno == errno.EIO:
-                self._break("create", path, _disk_unknown(error), error)
-            if error.errno == errno.ENOENT:  # the folder or the temporary file was removed
-                self._durable_folders.clear()
-            raise
+            self.fail_unknown(operation, path, error)
 
-    def sync_folder(self, folder: Path) -> None:
-        """Make the current entries of a folder survive a power cut."""
-        descriptor = self._filesystem.open_folder(folder)
-        try:
-            self._sync(descriptor, folder)
-        finally:
-            self._filesystem.close(descriptor)
-
-    def sync_seen(self, files: Mapping[Path, FileStatus]) -> None:
-        """Make files, by path, durable before a reader sees them.
-
-        A creator removes the temporary name after it has synced the folder. So a file that still
-        has a second name may vanish in a power cut, and a reader of it would later see the
-        database go back (I6): the folder of such a file is synced first. Other files cost
-        nothing. A file that has a second name because of a backup is synced once, as a rule.
-        """
-        linked = {(path, file.inode) for path, file in files.items() if file.links > 1}
-        fresh = linked - self._seen_synced
-        for folder in {path.parent for path, _ in fresh}:
-            self.sync_folder(folder)
-        if len(self._seen_synced) + len(fresh) > SEEN_SYNCED_MAX_COUNT:
-            self._seen_synced = linked
-        else:
-            self._seen_synced |= fresh
+    # Folders.
 
     def ensure_folder(self, folder: Path) -> None:
-        """Make a folder and those above it, durably."""
+        """Make a folder and those above it, durably. Raises `OSError` when it cannot be made."""
         self.check("mkdir", folder)
-        self._ensure_folder(folder)
-
-    def _ensure_folder(self, folder: Path) -> None:
         parent = folder.parent
         if folder in self._durable_folders or folder == parent:
             return
         try:
-            status = self._filesystem.stat_folder(folder)
+            status = self.filesystem.stat_folder(folder)
         except FileNotFoundError:
-            self._ensure_folder(parent)
+            self.ensure_folder(parent)
             self._make_folder(folder)
-            status = self._filesystem.stat_folder(folder)
+            status = self.filesystem.stat_folder(folder)
         # The parents of existing folders are synced too: another process may have made them a
         # moment ago. The recursion ends at the root of the file system.
-        if self._filesystem.stat_folder(parent).device == status.device:
+        if self.filesystem.stat_folder(parent).device == status.device:
             self._make_durable(parent)
         self._durable_folders.add(folder)
 
+    def forget_folders(self) -> None:
+        """Look at folders anew, since one has been removed."""
+        self._durable_folders.clear()
+
     def _make_folder(self, folder: Path) -> None:
         try:
-            self._filesystem.mkdir(folder)
+            self.filesystem.mkdir(folder)
         except FileExistsError:
             return  # another process was faster
         except FileNotFoundError as error:
-            self._filesystem.stat_folder(folder.parent)  # it may have been removed meanwhile
+            self.filesystem.stat_folder(folder.parent)  # it may have been removed meanwhile
             # Some file systems, such as /proc, accept no new folders.
             problem = f"no folder can be made in {folder.parent}"
             raise OSError(errno.EOPNOTSUPP, problem) from error
 
     def _make_durable(self, parent: Path) -> None:
         try:
-            self.sync_folder(parent)
+            self.try_sync_folder(parent)
         except PermissionError:
-            if self._filesystem.may_write(parent):
+            if self.filesystem.may_write(parent):
                 raise  # entries of this folder cannot be made durable
             return  # this process cannot have made it: it was made with other rights, long ago
-        self._ensure_folder(parent)
+        self.ensure_folder(parent)
 
-    def _write(self, path: Path, data: bytes) -> None:
-        descriptor = self._filesystem.create(path)
-        try:
-            try:
-                unwritten = memoryview(data)
-                while unwritten:
-                    unwritten = unwritten[self._filesystem.write(descriptor, unwritten) :]
-                self._sync(descriptor, path)
-            finally:
-                self._filesystem.close(descriptor)
-        except OSError:
-            self._discard(path)
-            raise
-
-    def _link(self, temp_path: Path, path: Path, folder_descriptor: int) -> CreateOutcome:
-        try:
-            self._filesystem.link(temp_path, path)
-            outcome: CreateOutcome = Created()
-        except FileExistsError:
-            outcome = Exists()
-        except OSError as error:
-            if error.errno in _NO_HARD_LINKS:
-                self._discard(temp_path)
-                self._break("create", path, "the file system has no hard links: use another", error)
-            if error.errno in _LINK_REFUSALS:
-                self._discard(temp_path)
-                raise
-            if error.errno == errno.EIO:
-                raise
-            return Unknown(str(error))  # the temporary name stays: see `sync_seen`
-        # Before `Exists` too: the winner may not have synced yet, and the caller is about to read
-        # its object and act on it.
-        self._sync(folder_descriptor, path)
-        self._discard(temp_path)
-        return outcome
-
-    def _sync(self, descriptor: int, path: Path) -> None:
+    def sync(self, descriptor: int, path: Path) -> None:
+        """Make an open file, or the names in an open folder, survive a power cut."""
         self.check("fsync", path)
         try:
-            self._filesystem.fsync(descriptor)
+            self.filesystem.fsync(descriptor)
         except OSError as error:
-            self._break("fsync", path, _disk_unknown(error), error)
+            self.fail_unknown("fsync", path, error)
 
-    def _discard(self, temp_path: Path) -> None:
-        # If a temporary file stays, lists show it, and the collector deletes it when it is old.
-        with contextlib.suppress(OSError):
-            self._filesystem.unlink(temp_path)
+    def try_sync_folder(self, folder: Path) -> None:
+        """Make the names in a folder durable. Raises `OSError` when it cannot be opened."""
+        descriptor = self.filesystem.open_folder(folder)
+        try:
+            self.sync(descriptor, folder)
+        finally:
+            self.filesystem.close(descriptor)
 
-    def _break(self, operation: str, path: Path, problem: str, error: OSError) -> NoReturn:
-        message = f"nothing is written any more since {operation} of {path}: {problem}"
-        self._problem = self._problem or message
-        raise StoreBroken(self._url, operation, str(path), message) from error
+    def sync_folder(self, folder: Path) -> None:
+        """Make the names in a folder durable; fail for good when it cannot be opened."""
+        with self.changing("fsync", folder):
+            self.try_sync_folder(folder)
+
+    def list_files(self, folder: Path) -> list[ListedFile]:
+        """List the files in a folder, by name."""
+        with self.reading("list", folder):
+            return sorted(self.filesystem.list_files(folder))
+
+    def list_folders(self, folder: Path) -> list[str]:
+        """List the names of the folders in a folder, in order."""
+        with self.reading("list", folder):
+            entries = self.filesystem.list_folder(folder)
+        return sorted(entry.name for entry in entries if entry.is_folder)
+
+    def rename(self, existing: Path, new: Path) -> None:
+        """Give a file or folder another name."""
+        with self.changing("rename", existing):
+            self.filesystem.rename(existing, new)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file, if it exists."""
+        with self.changing("unlink", path), contextlib.suppress(FileNotFoundError):
+            self.filesystem.unlink(path)
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty folder."""
+        with self.changing("rmdir", path):
+            self.filesystem.rmdir(path)
+
+    # Files.
+
+    def open(self, path: Path) -> OpenFile:
+        """Open a file to read and to write. Raises `FileNotFoundError`."""
+        with self.reading("open", path):
+            return OpenFile(self, path, self.filesystem.open_update(path))
+
+    def read(self, path: Path, offset: int, length: int) -> bytes:
+        """Read bytes of a file, fewer at its end. Raises `FileNotFoundError`, `LogDamaged`."""
+        with reading_bytes(path):
+            descriptor = self.filesystem.open(path)
+            try:
+                return self.pread(descriptor, offset, length)
+            finally:
+                self.filesystem.close(descriptor)
+
+    def pread(self, descriptor: int, offset: int, length: int) -> bytes:
+        """Read bytes of an open file, fewer at its end. Raises `OSError`."""
+        pieces = []
+        while length > 0:
+            piece = self.filesystem.pread(descriptor, length, offset)
+            if not piece:
+                break  # the file may have been cut meanwhile: the checksums inside it show that
+            pieces.append(piece)
+            offset += len(piece)
+            length -= len(piece)
+        return b"".join(pieces)
+
+    def allocate(self, path: Path, size_bytes: int) -> bool:
+        """Create a file of zeros with allocated space; return False if there is no space.
+
+        Neither it nor its name is durable.
+        """
+        self.check("allocate", path)
+        try:
+            descriptor = self.filesystem.create(path)
+        except OSError as error:
+            self.check_full("allocate", path, error)
+            return False
+        try:
+            try:
+                self.filesystem.allocate(descriptor, size_bytes)
+            finally:
+                self.filesystem.close(descriptor)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the next start finds and removes it
+                self.filesystem.unlink(path)
+            self.check_full("allocate", path, error)
+            return False
+        return True
+
+    def leaves_enough(self, folder: Path, size_bytes: int) -> bool:
+        """Whether enough of the disk stays free when `size_bytes` more of it are used."""
+        if not self._free_bytes_min:
+            return True
+        with self.reading("statvfs", folder):
+            free_bytes = self.filesystem.free_bytes(folder)
+        return free_bytes - size_bytes >= self._free_bytes_min
+
+    def check_full(self, operation: str, path: Path, error: OSError) -> None:
+        """Fail for good unless `error` only says that there is no space."""
+        if error.errno not in _NO_SPACE:
+            self.fail(operation, path, str(error.strerror), error)
+
+    @contextmanager
+    def reading(self, operation: str, path: Path) -> Iterator[None]:
+        """Fail for good when the disk cannot read in this context; pass other errors on."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.EIO:
+                self.fail(operation, path, "the disk cannot read it", error)
+            raise
 
 
-def _disk_unknown(error: OSError) -> str:
-    return f"{error.strerror}; what is on the disk is unknown: check it, then start again"
+@contextmanager
+def reading_bytes(path: Path) -> Iterator[None]:
+    """Raise `LogDamaged` for an unreadable sector, which concerns only one log."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise LogDamaged(f"{path}: the disk cannot read it") from error
+        raise
+
+
+class OpenFile:
+    """A file that is read and written in place. It is used by one thread at a time."""
+
+    def __init__(self, files: DurableFiles, path: Path, descriptor: int) -> None:
+        """Use `DurableFiles.open` instead."""
+        self.path = path
+        self._files = files
+        self._descriptor = descriptor
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the file."""
+        with self._files.reading("stat", self.path):
+            return self._files.filesystem.fstat(self._descriptor).size_bytes
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read bytes, fewer at the end of the file. Raises `LogDamaged`."""
+        with reading_bytes(self.path):
+            return self._files.pread(self._descriptor, offset, length)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write bytes at `offset`; they are durable after `sync`."""
+        with self._files.changing("write", self.path):
+            unwritten = memoryview(data)
+            while unwritten:
+                count = self._files.filesystem.pwrite(self._descriptor, unwritten, offset)
+                unwritten = unwritten[count:]
+                offset += count
+
+    def allocate(self, size_bytes: int) -> bool:
+        """Allocate the space of the first `size_bytes`; return False if there is no space."""
+        self._files.check("allocate", self.path)
+        try:
+            self._files.filesystem.allocate(self._descriptor, size_bytes)
+        except OSError as error:
+            self._files.check_full("allocate", self.path, error)
+            return False
+        return True
+
+    def sync(self) -> None:
+        """Make the file's bytes durable."""
+        with self._files.changing("fdatasync", self.path):
+            self._files.filesystem.sync_data(self._descriptor)
+
+    def sync_and_drop_cache(self) -> None:
+        """Sync writes of an earlier process, and drop the page cache, so that reads use the disk.
+
+        Bytes that a failed sync has dropped may still be in the page cache as if they were written.
+        """
+        self.sync()
+        with contextlib.suppress(OSError):  # optional; a failing disk is detected by reads
+            self._files.filesystem.drop_cached(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # everything that matters was synced
+                self._files.filesystem.close(descriptor)

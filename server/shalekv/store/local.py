@@ -1,12 +1,21 @@
 """An object store in a folder of a local file system, for many processes at once.
 
-An object is a file of the same name. `shalekv.store.files` describes how the creation of one
-survives a power cut. The store's clock is that of the file system: the modification time which it
-gives to a file that is touched.
+An object is a file of the same name. It is created in these steps. After a power cut, each step
+that was not synced may or may not have happened, whatever came before or after it:
+
+    make the folder, sync every folder above it        so that the folder survives
+    write <name>.<random>.tmp in the folder, sync it   so that no half object gets a name
+    link it to <name>                                  the compare-and-swap: one process wins
+    sync the folder                                    so that the name survives
+    remove <name>.<random>.tmp                         last: see `LocalStore._sync_seen`
+
+The store's clock is that of the file system: the modification time which it gives to a file that
+is touched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -20,7 +29,9 @@ from shalekv.runtime import Runtime
 from shalekv.store.api import (
     NO_METADATA,
     TEMP_SUFFIX,
+    Created,
     CreateOutcome,
+    Exists,
     IsCollected,
     ObjectInfo,
     ObjectStore,
@@ -28,13 +39,14 @@ from shalekv.store.api import (
     RequestCounts,
     RequestKind,
     StoredObject,
+    Unknown,
     byte_range,
     check_name,
     check_new_name,
     check_prefix,
     nothing_is_collected,
 )
-from shalekv.store.files import REAL_FILE_SYSTEM, Disk, FileStatus, FileSystem, FolderEntry
+from shalekv.store.files import REAL_FILE_SYSTEM, DurableFiles, FileStatus, FileSystem, FolderEntry
 
 PAGE_NAMES = 1_000  # files that one call of a worker reads the status of, or deletes
 SCANS_MAX = 3  # how often a folder is read for one list while it keeps changing
@@ -58,11 +70,35 @@ _ADVICE: Mapping[int, str] = MappingProxyType(
 # Errors of `open` when the name is no file: missing, below a file, a link, a socket, too long.
 NO_OBJECT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
 
+# Files with a second name whose folders were synced: the most that is remembered, unless one list
+# shows more; some 2 MB. A file that is forgotten costs another sync of its folder.
+SEEN_SYNCED_MAX_COUNT = 4_096
+
+# Errors of `link` after which it has done nothing; after any other the name may exist.
+_LINK_REFUSALS = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EMLINK,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EROFS,
+    }
+)
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+
 Names = tuple[str, ...]
 
 
 class LocalStore(ObjectStore):
     """A store in the folder `root`, an absolute path, which the first write creates.
+
+    After a failed sync or an I/O error, nothing more is written: see `DurableFiles`. A full disk
+    does not count as such a failure if a write or a link reports it, which then has done nothing. A
+    full disk that only the sync reports does, since it is unknown what was kept.
 
     A list shows every file, also those of other programs and temporary ones that a crash left
     behind, so that a collector can delete them. User metadata is not kept.
@@ -78,7 +114,8 @@ class LocalStore(ObjectStore):
         self._root = root
         self._runtime = runtime
         self._filesystem = filesystem
-        self._disk = Disk(filesystem, self.url)
+        self._files = DurableFiles(filesystem, self.url)
+        self._seen_synced: set[tuple[Path, int]] = set()
 
     async def create(
         self,
@@ -149,18 +186,99 @@ class LocalStore(ObjectStore):
     # The methods below block, and run in workers.
 
     def _create(self, name: str, temp_name: str, data: bytes) -> CreateOutcome:
+        path, temp_path = self._path(name), self._path(temp_name)
+        self._files.check("create", path)
         with self._store_errors("create", name):
-            return self._disk.create(self._path(name), self._path(temp_name), data)
+            try:
+                return self._create_file(path, temp_path, data)
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    self._files.fail_unknown("create", path, error)
+                if error.errno == errno.ENOENT:  # the folder or the temporary file was removed
+                    self._files.forget_folders()
+                raise
+
+    def _create_file(self, path: Path, temp_path: Path, data: bytes) -> CreateOutcome:
+        """Create a file at `path` if there is none. Raises `OSError` when nothing was created."""
+        self._files.ensure_folder(path.parent)
+        # Opened before the link, so that an error in writing the link back is reported to this
+        # descriptor, and so that nothing is linked that cannot be synced.
+        folder_descriptor = self._filesystem.open_folder(path.parent)
+        try:
+            self._write(temp_path, data)
+            return self._link(temp_path, path, folder_descriptor)
+        finally:
+            with contextlib.suppress(OSError):  # the outcome does not depend on it
+                self._filesystem.close(folder_descriptor)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        descriptor = self._filesystem.create(path)
+        try:
+            try:
+                unwritten = memoryview(data)
+                while unwritten:
+                    unwritten = unwritten[self._filesystem.write(descriptor, unwritten) :]
+                self._files.sync(descriptor, path)
+            finally:
+                self._filesystem.close(descriptor)
+        except OSError:
+            self._discard(path)
+            raise
+
+    def _link(self, temp_path: Path, path: Path, folder_descriptor: int) -> CreateOutcome:
+        try:
+            self._filesystem.link(temp_path, path)
+            outcome: CreateOutcome = Created()
+        except FileExistsError:
+            outcome = Exists()
+        except OSError as error:
+            if error.errno in _NO_HARD_LINKS:
+                self._discard(temp_path)
+                problem = "the file system has no hard links: use another"
+                self._files.fail("create", path, problem, error)
+            if error.errno in _LINK_REFUSALS:
+                self._discard(temp_path)
+                raise
+            if error.errno == errno.EIO:
+                raise
+            return Unknown(str(error))  # the temporary name stays: see `_sync_seen`
+        # Before `Exists` too: the winner may not have synced yet, and the caller is about to read
+        # its object and act on it.
+        self._files.sync(folder_descriptor, path)
+        self._discard(temp_path)
+        return outcome
+
+    def _discard(self, temp_path: Path) -> None:
+        # If a temporary file stays, lists show it, and the collector deletes it when it is old.
+        with contextlib.suppress(OSError):
+            self._filesystem.unlink(temp_path)
+
+    def _sync_seen(self, files: Mapping[Path, FileStatus]) -> None:
+        """Make files, by path, durable before a reader sees them.
+
+        A creator removes the temporary name after it has synced the folder. So a file that still
+        has a second name may vanish in a power cut, and a reader of it would later see the
+        database go back (I6): the folder of such a file is synced first. Other files cost
+        nothing. A file that has a second name because of a backup is synced once, as a rule.
+        """
+        linked = {(path, file.inode) for path, file in files.items() if file.links > 1}
+        fresh = linked - self._seen_synced
+        for folder in {path.parent for path, _ in fresh}:
+            self._files.try_sync_folder(folder)
+        if len(self._seen_synced) + len(fresh) > SEEN_SYNCED_MAX_COUNT:
+            self._seen_synced = linked
+        else:
+            self._seen_synced |= fresh
 
     def _get(self, name: str) -> StoredObject:
         with self._opened("get", name) as (descriptor, status):
-            data = self._read(descriptor, 0, status.size_bytes)
+            data = self._files.pread(descriptor, 0, status.size_bytes)
             return StoredObject(_info(name, status), data)
 
     def _get_range(self, name: str, offset: int, length: int) -> bytes:
         with self._opened("get_range", name) as (descriptor, status):
             first, taken = byte_range(status.size_bytes, offset, length)
-            return self._read(descriptor, first, taken)
+            return self._files.pread(descriptor, first, taken)
 
     def _head(self, name: str) -> ObjectInfo:
         with self._opened("head", name) as (_, status):
@@ -213,13 +331,13 @@ class LocalStore(ObjectStore):
                     continue
                 if status.is_file:
                     files[name] = status
-            self._disk.sync_seen({self._path(name): status for name, status in files.items()})
+            self._sync_seen({self._path(name): status for name, status in files.items()})
         found = tuple(_info(name, status) for name, status in files.items())
         return found, frozenset(missing)
 
     def _delete(self, names: Names) -> None:
-        self._disk.check("delete", self._path(names[0]))
-        # The second name of a file says that its folder may not be synced (`Disk.sync_seen`), so
+        self._files.check("delete", self._path(names[0]))
+        # The second name of a file says that its folder may not be synced (see `_sync_seen`), so
         # it is removed after the folder was synced.
         temporary = {_folder(name) for name in names if name.endswith(TEMP_SUFFIX)}
         with self._store_errors("delete", names[0]):
@@ -234,25 +352,14 @@ class LocalStore(ObjectStore):
     def _sync_folders(self, folders: set[str]) -> None:
         for folder in sorted(folders):
             try:
-                self._disk.sync_folder(self._path(folder))
+                self._files.try_sync_folder(self._path(folder))
             except (FileNotFoundError, NotADirectoryError):
                 continue  # without a folder, there was nothing to delete
 
     def _now_ms(self) -> int:
         with self._store_errors("touch", CLOCK_FILE):
-            self._disk.ensure_folder(self._root)
+            self._files.ensure_folder(self._root)
             return self._filesystem.touch(self._path(CLOCK_FILE)).modified_ms
-
-    def _read(self, descriptor: int, first: int, length: int) -> bytes:
-        parts = []
-        while length > 0:
-            part = self._filesystem.pread(descriptor, length, first)
-            if not part:
-                break  # the file was cut meanwhile: the checksums inside it will show that
-            parts.append(part)
-            first += len(part)
-            length -= len(part)
-        return b"".join(parts)
 
     @contextmanager
     def _opened(self, operation: str, name: str) -> Iterator[tuple[int, FileStatus]]:
@@ -263,7 +370,7 @@ class LocalStore(ObjectStore):
                 status = self._filesystem.fstat(descriptor)
                 if not status.is_file:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-                self._disk.sync_seen({path: status})
+                self._sync_seen({path: status})
                 yield descriptor, status
             finally:
                 self._filesystem.close(descriptor)

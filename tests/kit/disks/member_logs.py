@@ -10,8 +10,7 @@ from shalekv.format.member_files import MemberIdentity
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.acceptor import Flush, Reset, Save, Write
 from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth, Record
-from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
-from shalekv.store.safekeeper_log.files import Files
+from shalekv.store.files import REAL_FILE_SYSTEM, DurableFiles, FileSystem
 from shalekv.store.safekeeper_log.folder import create_log, open_log
 from shalekv.store.safekeeper_log.log import MemberLog
 from tests.kit.disks.crashing import CrashingDisk
@@ -53,7 +52,9 @@ def new_log(
     filesystem: FileSystem = REAL_FILE_SYSTEM,
     segment_bytes: int = SEGMENT_BYTES,
 ) -> MemberLog:
-    return create_log(Files(filesystem, "test"), folder, IDENTITY, segment_bytes=segment_bytes)
+    return create_log(
+        DurableFiles(filesystem, "test"), folder, IDENTITY, segment_bytes=segment_bytes
+    )
 
 
 def old_log(
@@ -62,7 +63,7 @@ def old_log(
     filesystem: FileSystem = REAL_FILE_SYSTEM,
     segment_bytes: int = SEGMENT_BYTES,
 ) -> MemberLog:
-    return open_log(Files(filesystem, "test"), folder, segment_bytes=segment_bytes)
+    return open_log(DurableFiles(filesystem, "test"), folder, segment_bytes=segment_bytes)
 
 
 def write(log: MemberLog, records: Iterable[Record]) -> None:

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-import shalekv.store.files
+import shalekv.store.local
 from shalekv.errors import InvalidUrl, ObjectNotFound, StoreUnavailable
 from shalekv.store.api import Created, Exists
 from shalekv.store.files import FileSystem, FolderEntry
@@ -175,7 +175,7 @@ async def test_second_names_that_were_seen_are_bounded(
     """A second name that was forgotten costs another sync; a list with more of them than the bound
     costs no more.
     """
-    monkeypatch.setattr(shalekv.store.files, "SEEN_SYNCED_MAX_COUNT", 3)
+    monkeypatch.setattr(shalekv.store.local, "SEEN_SYNCED_MAX_COUNT", 3)
     disk = FailingFileSystem()
     store = LocalStore(root, inline_runtime(), filesystem=disk)
     (root / "backup").mkdir(parents=True)

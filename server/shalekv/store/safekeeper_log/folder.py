@@ -22,8 +22,7 @@ from shalekv.errors import CorruptObject, LogFull, StoreRefused, UnsupportedVers
 from shalekv.format.member_files import Control, MemberIdentity, Synced
 from shalekv.protocol.acceptor import AcceptorState
 from shalekv.protocol.quorum_records import LogHealth
-from shalekv.store.files import REAL_FILE_SYSTEM, Disk, FileLock, FileSystem
-from shalekv.store.safekeeper_log.files import Files
+from shalekv.store.files import REAL_FILE_SYSTEM, DurableFiles, FileLock, FileSystem
 from shalekv.store.safekeeper_log.log import MemberLog, clear
 from shalekv.store.safekeeper_log.scan import SPARE_SUFFIX, Scanned, scan
 from shalekv.store.safekeeper_log.slots import ControlFile, SyncedFile
@@ -38,7 +37,7 @@ _MEMBER = re.compile(r"[0-9a-f]{32}")
 class DataFolder:
     """The members of one node. Everything blocks."""
 
-    def __init__(self, path: Path, lock: FileLock, files: Files, segment_bytes: int) -> None:
+    def __init__(self, path: Path, lock: FileLock, files: DurableFiles, segment_bytes: int) -> None:
         """Use `open` instead."""
         self.path = path
         self.files = files
@@ -60,15 +59,15 @@ class DataFolder:
 
         Raises `StoreRefused` when another process has it, or it cannot be created or written.
         """
+        files = DurableFiles(filesystem, str(path), free_bytes_min=free_bytes_min)
         try:
-            Disk(filesystem, str(path)).ensure_folder(path)
+            files.ensure_folder(path)
             lock = filesystem.try_lock(path / LOCK_NAME)
         except OSError as error:
             problem = _problem(path, error)
             raise StoreRefused(str(path), "open", "data folder", problem) from error
         if lock is None:
             raise StoreRefused(str(path), "lock", LOCK_NAME, "another safekeeper uses this folder")
-        files = Files(filesystem, str(path), free_bytes_min=free_bytes_min)
         return cls(path, lock, files, segment_bytes)
 
     def open_logs(self) -> tuple[list[MemberLog], list[Path]]:
@@ -162,7 +161,7 @@ def _problem(path: Path, error: OSError) -> str:
 
 
 def create_log(
-    files: Files, folder: Path, identity: MemberIdentity, *, segment_bytes: int
+    files: DurableFiles, folder: Path, identity: MemberIdentity, *, segment_bytes: int
 ) -> MemberLog:
     """Create an empty log, durably. Blocks.
 
@@ -190,7 +189,7 @@ def create_log(
     return open_log(files, folder, segment_bytes=segment_bytes)
 
 
-def open_log(files: Files, folder: Path, *, segment_bytes: int) -> MemberLog:
+def open_log(files: DurableFiles, folder: Path, *, segment_bytes: int) -> MemberLog:
     """Open an existing log. Blocks. Raises `CorruptObject` when its promise cannot be read.
 
     If records were lost that may have been acknowledged, the log is marked as damaged, durably, and
@@ -219,7 +218,7 @@ def open_log(files: Files, folder: Path, *, segment_bytes: int) -> MemberLog:
     return log
 
 
-def delete_folder(files: Files, folder: Path) -> None:
+def delete_folder(files: DurableFiles, folder: Path) -> None:
     """Delete a folder of files, if it exists."""
     try:
         found = files.list_files(folder)
@@ -230,7 +229,7 @@ def delete_folder(files: Files, folder: Path) -> None:
     files.rmdir(folder)
 
 
-def _cut_leftovers(files: Files, folder: Path, scanned: Scanned) -> None:
+def _cut_leftovers(files: DurableFiles, folder: Path, scanned: Scanned) -> None:
     """Durably delete everything that is not part of the log: files first, then bytes."""
     for path in scanned.leftovers:
         files.unlink(path)

@@ -39,7 +39,7 @@ from shalekv.protocol.acceptor import (
     Write,
 )
 from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth, Record
-from shalekv.store.safekeeper_log.files import Files, OpenFile
+from shalekv.store.files import DurableFiles, OpenFile
 from shalekv.store.safekeeper_log.index import Index, LogSegment, RecordRun, frame_bytes
 from shalekv.store.safekeeper_log.scan import SEGMENT_SUFFIX, segment_name
 from shalekv.store.safekeeper_log.slots import ControlFile, SyncedFile
@@ -56,7 +56,7 @@ class MemberLog:
 
     def __init__(
         self,
-        files: Files,
+        files: DurableFiles,
         folder: Path,
         control: ControlFile,
         synced: SyncedFile,
@@ -398,7 +398,7 @@ def clear(file: OpenFile, begin: int, end: int) -> None:
             file.write(offset, bytes(length))
 
 
-def read_run(files: Files, run: RecordRun) -> list[Record]:
+def read_run(files: DurableFiles, run: RecordRun) -> list[Record]:
     """Read the records of a run, and verify that they are what was written there. Blocks.
 
     Raises `CorruptObject`, `LogDamaged` and `FileNotFoundError`.

@@ -18,7 +18,7 @@ from shalekv.errors import CorruptObject, LogDamaged, UnsupportedVersion
 from shalekv.format.member_files import HEAD_BYTES, Control, SegmentHead, Synced, decode_head
 from shalekv.format.wal_record import HEADER_BYTES, decode_record
 from shalekv.protocol.quorum_records import LogEnd, LogShape, Record
-from shalekv.store.safekeeper_log.files import Files, OpenFile
+from shalekv.store.files import DurableFiles, OpenFile
 from shalekv.store.safekeeper_log.index import Index, LogSegment
 
 SEGMENT_SUFFIX = ".log"
@@ -53,7 +53,7 @@ class _Candidate:
         return int(self.path.stem)
 
 
-def scan(files: Files, folder: Path, control: Control, synced: Synced | None) -> Scanned:
+def scan(files: DurableFiles, folder: Path, control: Control, synced: Synced | None) -> Scanned:
     """Read the log in a folder, without changing it. Blocks."""
     index = Index.empty(control.base)
     scanned = Scanned(index, LogShape(control.base))
@@ -75,7 +75,7 @@ def scan(files: Files, folder: Path, control: Control, synced: Synced | None) ->
 
 
 def _candidates(
-    files: Files, folder: Path, control: Control, leftovers: list[Path]
+    files: DurableFiles, folder: Path, control: Control, leftovers: list[Path]
 ) -> Iterator[_Candidate]:
     """Iterate over the segments that may be part of the log, in order; collect leftovers."""
     for entry in files.list_files(folder):
@@ -126,7 +126,7 @@ def _floor(control: Control, synced: Synced | None, candidates: list[_Candidate]
 class _Chain:
     """Follows the records from segment to segment."""
 
-    def __init__(self, files: Files, control: Control, scanned: Scanned) -> None:
+    def __init__(self, files: DurableFiles, control: Control, scanned: Scanned) -> None:
         self.problem: str | None = None
         self._files = files
         self._base = control.base

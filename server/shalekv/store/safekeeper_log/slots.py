@@ -29,7 +29,7 @@ from shalekv.format.member_files import (
     encode_control,
     encode_synced,
 )
-from shalekv.store.safekeeper_log.files import Files, OpenFile
+from shalekv.store.files import DurableFiles, OpenFile
 
 CONTROL_NAME = "control"
 SYNCED_NAME = "synced"
@@ -48,13 +48,13 @@ class ControlFile:
         self.control = control
 
     @classmethod
-    def create(cls, files: Files, folder: Path, control: Control) -> ControlFile:
+    def create(cls, files: DurableFiles, folder: Path, control: Control) -> ControlFile:
         """Create the file, durably except for its name. Raises `LogFull` without space."""
         file = _create(files, folder / CONTROL_NAME, encode_control(control))
         return cls(file, control)
 
     @classmethod
-    def open(cls, files: Files, folder: Path) -> ControlFile:
+    def open(cls, files: DurableFiles, folder: Path) -> ControlFile:
         """Open the file, with the last saved state. Raises `CorruptObject` without a whole slot."""
         try:
             file = _open(files, folder / CONTROL_NAME)
@@ -104,12 +104,12 @@ class SyncedFile:
         self._sequence = synced.sequence if synced else 0
 
     @classmethod
-    def create(cls, files: Files, folder: Path) -> SyncedFile:
+    def create(cls, files: DurableFiles, folder: Path) -> SyncedFile:
         """Create an empty file, durably except for its name. Raises `LogFull` without space."""
         return cls(_create(files, folder / SYNCED_NAME, encode_synced(EMPTY)), EMPTY)
 
     @classmethod
-    def open(cls, files: Files, folder: Path) -> SyncedFile:
+    def open(cls, files: DurableFiles, folder: Path) -> SyncedFile:
         """Open the file and read the last bound; create it if it is missing."""
         try:
             file = _open(files, folder / SYNCED_NAME)
@@ -145,7 +145,7 @@ class SyncedFile:
         self._file.close()
 
 
-def _create(files: Files, path: Path, slot: bytes) -> OpenFile:
+def _create(files: DurableFiles, path: Path, slot: bytes) -> OpenFile:
     if not files.allocate(path, FILE_BYTES):
         raise LogFull(f"no room on the disk for {path}", retry_after_ms=RETRY_AFTER_MS)
     file = files.open(path)
@@ -155,7 +155,7 @@ def _create(files: Files, path: Path, slot: bytes) -> OpenFile:
     return file
 
 
-def _open(files: Files, path: Path) -> OpenFile:
+def _open(files: DurableFiles, path: Path) -> OpenFile:
     file = files.open(path)
     file.sync_and_drop_cache()
     file.allocate(FILE_BYTES)  # if it was cut; its slots then show what is missing

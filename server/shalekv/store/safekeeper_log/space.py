@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 
 from shalekv.format.member_files import HEAD_BYTES
-from shalekv.store.safekeeper_log.files import Files
+from shalekv.store.files import DurableFiles
 from shalekv.store.safekeeper_log.scan import SPARE_SUFFIX
 
 
@@ -76,7 +76,7 @@ class SpaceAccounting:
 class SpareFiles:
     """The spare files of one log. Methods that block run in one thread at a time."""
 
-    def __init__(self, files: Files, folder: Path, segment_bytes: int) -> None:
+    def __init__(self, files: DurableFiles, folder: Path, segment_bytes: int) -> None:
         """Start without spare files."""
         self._files = files
         self._folder = folder
