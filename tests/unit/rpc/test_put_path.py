@@ -25,7 +25,7 @@ from tests.kit.processes.in_process import serve_settings
 from tests.kit.serving.rpc import runtime
 
 FRONT_FRAMES_MAX = 4
-FRAMES_MAX = 13
+FRAMES_MAX = 7
 TRANSPORT = "shalekv.rpc."
 PUT = kv_pb2.PutRequest(key=b"key", value=b"value")
 KEYED = kv_pb2.PutRequest(
