@@ -18,6 +18,7 @@ from shalekv.server.scans import OpenViews
 from shalekv.server.status import (
     LevelsReport,
     MemoryUse,
+    ProcessReport,
     ProcessUse,
     StorePlace,
     StoreUse,
@@ -94,23 +95,21 @@ class Reader:
         use = StoreUse(StorePlace.of(store.url, settings.store), runtime.clock)
         use.measure(lambda: [ProcessUse("reader", began_ms, store.sent.by_kind)])
         pins = SnapshotUsage(cas)
-        admin = ReaderAdmin(
-            engine,
-            settings.reader,
+        report = ProcessReport(
             runtime.clock,
             _memory_use(settings, engine, kv, watches),
-            use,
-            LevelsReport(engine, CompactorSettings(), pins, cas.counts.by_folder),
             url=store.url,
             open_ms=open_ms,
+            watches=watches,
+            levels=LevelsReport(engine, CompactorSettings(), pins, cas.counts.by_folder),
             readiness=lambda: Readiness(cas.reachability.trouble(), takes_writes=False),
         )
-        admin.watches = watches
+        admin = ReaderAdmin(engine, settings.reader, report, use)
         return cls(engine, kv, admin, watches, runtime.clock)
 
     def readiness(self) -> Readiness:
         """Return the readiness for reads, judged by the requests of this process to the store."""
-        return self.admin.readiness()
+        return self.admin.report.readiness()
 
     async def run(self) -> None:
         """Follow the writer until `close`. Raises the error that has ended it before."""

@@ -5,25 +5,21 @@ Writes and loads are refused with `NotTheWriter`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 
-import shalekv
-from shalekv.clock import Clock
 from shalekv.protocol.snapshot import find_snapshot
 from shalekv.replica.engine import ReplicaEngine
 from shalekv.runtime import Runtime
 from shalekv.server import requests
-from shalekv.server.readiness import Readiness
 from shalekv.server.reads import Reads
 from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call
 from shalekv.server.snapshots import SnapshotAdmin
-from shalekv.server.status import LevelsReport, MemoryUse, StoreUse, manifest_status
+from shalekv.server.status import MemoryUse, ProcessReport, StoreUse, manifest_status
 from shalekv.settings import LimitSettings, ReaderSettings
 from shalekv.store.reachability import Reachability
 from shalekv.v1 import admin_pb2, kv_pb2
-from shalekv.watch.stream import Watches
 
 _State = admin_pb2.ReaderStatus.State
 
@@ -114,41 +110,30 @@ def reader_header(engine: ReplicaEngine, seq: int, wal_id: int | None) -> kv_pb2
 class ReaderAdmin:
     """Implements `server.service.AdminService` on a `ReplicaEngine`."""
 
-    def __init__(  # noqa: PLR0913 - a status describes all of these
+    def __init__(
         self,
         engine: ReplicaEngine,
         settings: ReaderSettings,
-        clock: Clock,
-        memory: MemoryUse,
+        report: ProcessReport,
         store_use: StoreUse,
-        levels: LevelsReport,
-        *,
-        url: str,
-        open_ms: float,
-        readiness: Callable[[], Readiness],
     ) -> None:
-        """Create the service. `url` has no credentials; `open_ms` is how long joining took."""
-        self.watches: Watches | None = None  # set by `Reader.open`
-        self.readiness = readiness
-        self.snapshots = SnapshotAdmin(engine, partial(reader_header, engine))
-        self.memory = memory
+        """Create the service; `report` completes a status."""
+        self.report = report
         self.store_use = store_use
-        self._levels = levels
+        self.snapshots = SnapshotAdmin(engine, partial(reader_header, engine))
         self._engine = engine
         self._settings = settings
-        self._clock = clock
-        self._url = url
-        self._open_ms = open_ms
-        self._began_ms = clock.monotonic_ms()
 
-    async def status(self, request: admin_pb2.StatusRequest, call: Call) -> admin_pb2.StatusReply:
+    @property
+    def memory(self) -> MemoryUse:
+        """The memory budget, and the functions that measure its parts."""
+        return self.report.memory
+
+    def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
         """Describe this process and its state."""
         del call  # answered soon, whatever the deadline
         requests.check_header(request.header)
-        reply = self._reply()
-        self.readiness().fill(reply, self._clock.monotonic_ms())
-        await self._levels.fill(reply)
-        return reply
+        return self.report.complete(self._reply())
 
     def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
         """Count the requests that this process has sent to the object store."""
@@ -172,9 +157,6 @@ class ReaderAdmin:
         engine = self._engine
         return admin_pb2.StatusReply(
             header=self._header(),
-            version=shalekv.__version__,
-            url=self._url,
-            uptime_ms=int(self._clock.monotonic_ms() - self._began_ms),
             reader=self._reader_status(),
             memtable=admin_pb2.MemtableStatus(
                 keys=engine.memtable.key_count,
@@ -184,8 +166,6 @@ class ReaderAdmin:
                 range_tombstones=engine.memtable.range_tombstone_count,
             ),
             manifest=manifest_status(engine.manifest.current),
-            memory=self.memory.status(),
-            watches=None if self.watches is None else self.watches.status(),
         )
 
     def _reader_status(self) -> admin_pb2.ReaderStatus:
@@ -204,14 +184,14 @@ class ReaderAdmin:
             gaps=follower.gaps.count,
             gap_ms=int(follower.gaps.total_ms),
             writer_address=engine.writer_address,
-            open_ms=int(self._open_ms),
+            open_ms=self.report.open_ms,
             tail_address=tail.address if tail is not None and tail.is_live else "",
             tails=0 if tail is None else tail.tail_count,
         )
 
     def _state(self) -> admin_pb2.ReaderStatus.State.ValueType:
         follower = self._engine.follower
-        if follower.is_cut_off or self.readiness().reads is not None:
+        if follower.is_cut_off or self.report.readiness().reads is not None:
             return _State.STATE_CUT_OFF
         if self._engine.applier.memory.is_full:
             return _State.STATE_FULL

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
+import shalekv
 from shalekv.clock import Clock
 from shalekv.protocol.compaction.policy import LevelTargets, debt_bytes
 from shalekv.protocol.manifest import (
@@ -32,7 +33,9 @@ from shalekv.read.engine import ReadEngine, Time
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version_set import VersionSet
 from shalekv.read.watermark import Watermark
+from shalekv.server.readiness import Readiness
 from shalekv.server.scans import Scans
+from shalekv.server.service import Answer
 from shalekv.settings import CompactorSettings, StoreSettings
 from shalekv.settings.budget import MemoryShares
 from shalekv.store.api import RequestKind
@@ -390,3 +393,49 @@ def snapshot_status(pinned: PinnedBytes) -> admin_pb2.SnapshotStatus:
         pinned_bytes=pinned.size_bytes,
         pinned_alone_bytes=pinned.alone_bytes,
     )
+
+
+class ProcessReport:
+    """The part of a status that is the same for writer and reader: what the process uses."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        memory: MemoryUse,
+        *,
+        url: str,
+        open_ms: float,
+        watches: Watches | None = None,
+        levels: LevelsReport | None = None,
+        readiness: Callable[[], Readiness] = Readiness,
+    ) -> None:
+        """Begin the uptime. `url` has no credentials; `open_ms` is how long opening took.
+
+        Without `watches` or `levels` a status leaves them out.
+        """
+        self.memory = memory
+        self.open_ms = int(open_ms)
+        self.readiness = readiness
+        self._clock = clock
+        self._began_ms = clock.monotonic_ms()
+        self._url = url
+        self._watches = watches
+        self._levels = levels
+
+    def complete(self, reply: admin_pb2.StatusReply) -> Answer[admin_pb2.StatusReply]:
+        """Add version, uptime, memory, watches and readiness to a status, and then the levels."""
+        now_ms = self._clock.monotonic_ms()
+        reply.version = shalekv.__version__
+        reply.url = self._url
+        reply.uptime_ms = int(now_ms - self._began_ms)
+        reply.memory.CopyFrom(self.memory.status())
+        if self._watches is not None:
+            reply.watches.CopyFrom(self._watches.status())
+        self.readiness().fill(reply, now_ms)
+        return reply if self._levels is None else self._with_levels(reply, self._levels)
+
+    async def _with_levels(
+        self, reply: admin_pb2.StatusReply, levels: LevelsReport
+    ) -> admin_pb2.StatusReply:
+        await levels.fill(reply)
+        return reply

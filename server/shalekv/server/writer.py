@@ -13,6 +13,7 @@ from shalekv.server.scans import OpenViews
 from shalekv.server.status import (
     LevelsReport,
     MemoryUse,
+    ProcessReport,
     ProcessUse,
     StorePlace,
     StoreUse,
@@ -20,7 +21,7 @@ from shalekv.server.status import (
 )
 from shalekv.server.watches import watches_of
 from shalekv.server.writer_service import WriterAdmin, WriterKv
-from shalekv.settings import StoreSettings, WriterConfig
+from shalekv.settings import CompactorSettings, StoreSettings, WriterConfig
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -107,20 +108,17 @@ class Writer:
         )
         kv = WriterKv(engine, views, settings.limits, runtime, cas.reachability)
         watches = watches_of(engine, cas, settings.watches, kv.header)
-        memory = _memory_use(settings, engine, kv, watches)
-        pins, requests = SnapshotUsage(cas), cas.counts.by_folder
-        admin = WriterAdmin(
-            engine,
-            settings.writer,
+        report = ProcessReport(
             clock,
-            memory,
-            _store_use(store, settings.store, clock, began_ms),
+            _memory_use(settings, engine, kv, watches),
             url=store.url,
             open_ms=open_ms,
-            levels=LevelsReport(engine, settings.compactor, pins, requests),
+            watches=watches,
+            levels=_levels_report(engine, settings.compactor, cas),
             readiness=lambda: _readiness(cas.reachability.trouble(), engine),
         )
-        admin.watches = watches
+        use = _store_use(store, settings.store, clock, began_ms)
+        admin = WriterAdmin(engine, settings.writer, clock, report, use)
         return cls(engine, kv, admin, watches, stop_grace_ms=settings.server.shutdown_grace_ms)
 
     @property
@@ -130,7 +128,7 @@ class Writer:
 
     def readiness(self) -> Readiness:
         """Return the readiness for reads and writes, judged by the requests of this process."""
-        return self.admin.readiness()
+        return self.admin.report.readiness()
 
     async def run(self) -> None:
         """Serve until `close`.
@@ -166,6 +164,12 @@ class Writer:
 def _readiness(reads: Trouble | None, engine: WriterEngine) -> Readiness:
     """Combine the trouble with reads of the store, `reads`, with that of the log."""
     return Readiness(reads, engine.wal.trouble(reads=reads))
+
+
+def _levels_report(
+    engine: WriterEngine, settings: CompactorSettings, cas: CasStore
+) -> LevelsReport:
+    return LevelsReport(engine, settings, SnapshotUsage(cas), cas.counts.by_folder)
 
 
 def _memory_use(

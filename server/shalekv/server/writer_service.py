@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
-import shalekv
 from shalekv.clock import Clock
 from shalekv.errors import CorruptObject, InvalidRequest
 from shalekv.format.coding import Piece
@@ -14,18 +13,16 @@ from shalekv.protocol.loads import check_load_id, files_problem
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.runtime import Runtime
 from shalekv.server import requests, transactions
-from shalekv.server.readiness import Readiness
 from shalekv.server.reads import Reads
 from shalekv.server.requests import check_deadline
 from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.server.snapshots import SnapshotAdmin
-from shalekv.server.status import LevelsReport, MemoryUse, StoreUse, manifest_status, quorum_status
+from shalekv.server.status import MemoryUse, ProcessReport, StoreUse, manifest_status, quorum_status
 from shalekv.server.writes import Writes
 from shalekv.settings import LimitSettings, WriterSettings
 from shalekv.store.reachability import Reachability
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
-from shalekv.watch.stream import Watches
 from shalekv.write.engine import WriterEngine
 from shalekv.write.ingest import Loads
 
@@ -183,44 +180,33 @@ class WriterKv:
 class WriterAdmin:
     """Implements `server.service.AdminService` on a `WriterEngine`."""
 
-    def __init__(  # noqa: PLR0913 - a status describes all of these
+    def __init__(
         self,
         engine: WriterEngine,
         settings: WriterSettings,
         clock: Clock,
-        memory: MemoryUse,
+        report: ProcessReport,
         store_use: StoreUse,
-        *,
-        url: str,
-        open_ms: float,
-        levels: LevelsReport | None = None,
-        readiness: Callable[[], Readiness] = Readiness,
     ) -> None:
-        """Create the service. `url` has no credentials; `open_ms` is how long opening took.
-
-        Without `levels` a status leaves out levels, caches, store and snapshots.
-        """
-        self.memory = memory
+        """Create the service; `report` completes a status."""
+        self.report = report
         self.store_use = store_use
-        self._levels = levels
-        self.watches: Watches | None = None  # set by `Writer.open`
-        self.readiness = readiness
+        self.snapshots = SnapshotAdmin(engine, self._header)
         self._engine = engine
         self._ingests = Ingests(engine.loads, self._header)
-        self.snapshots = SnapshotAdmin(engine, self._header)
         self._settings = settings
         self._clock = clock
-        self._url = url
-        self._open_ms = open_ms
-        self._began_ms = clock.monotonic_ms()
+
+    @property
+    def memory(self) -> MemoryUse:
+        """The memory budget, and the functions that measure its parts."""
+        return self.report.memory
 
     def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
         """Describe this process and its state."""
         del call  # answered soon, whatever the deadline
         requests.check_header(request.header)
-        reply = self._reply()
-        self.readiness().fill(reply, self._clock.monotonic_ms())
-        return reply if self._levels is None else self._with_levels(reply, self._levels)
+        return self.report.complete(self._reply())
 
     def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
         """Count the requests that the processes of this server have sent to the object store."""
@@ -237,12 +223,6 @@ class WriterAdmin:
         self._engine.check_serving()
         return self._ingests.ingest_sst(request)
 
-    async def _with_levels(
-        self, reply: admin_pb2.StatusReply, levels: LevelsReport
-    ) -> admin_pb2.StatusReply:
-        await levels.fill(reply)
-        return reply
-
     def _header(self, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
         return kv_pb2.ReplyHeader(
             database_id=self._engine.manifest.current.database_id,
@@ -256,9 +236,6 @@ class WriterAdmin:
         engine = self._engine
         return admin_pb2.StatusReply(
             header=self._header(engine.watermark.landed_seq, engine.watermark.wal_id),
-            version=shalekv.__version__,
-            url=self._url,
-            uptime_ms=int(self._clock.monotonic_ms() - self._began_ms),
             writer=self._writer_status(),
             memtable=admin_pb2.MemtableStatus(
                 keys=engine.memtable.key_count,
@@ -269,8 +246,6 @@ class WriterAdmin:
                 idempotency_records=len(engine.idempotency),
             ),
             manifest=manifest_status(self._engine.manifest.current),
-            memory=self.memory.status(),
-            watches=None if self.watches is None else self.watches.status(),
             quorum=quorum_status(engine.safekeepers),
         )
 
@@ -285,6 +260,6 @@ class WriterAdmin:
             queued_bytes_max=self._settings.queued_bytes_max,
             wal_objects_written=engine.log.stats.objects,
             commits=engine.log.stats.commits,
-            open_ms=int(self._open_ms),
+            open_ms=self.report.open_ms,
             wal_objects_replayed=engine.objects_replayed,
         )

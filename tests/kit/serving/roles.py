@@ -14,7 +14,7 @@ from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime
 from shalekv.server.scans import OpenViews
 from shalekv.server.service import Answer, Call, KvService
-from shalekv.server.status import MemoryUse, StorePlace, StoreUse
+from shalekv.server.status import MemoryUse, ProcessReport, StorePlace, StoreUse
 from shalekv.server.writer_service import WriterAdmin, WriterKv
 from shalekv.settings import LimitSettings, WriterSettings
 from shalekv.settings.budget import MemoryShares
@@ -96,7 +96,8 @@ class Serving(Calls):
         self.kv = WriterKv(engine, views, limits, Runtime(clock, random, InlineWorkers()))
         memory = MemoryUse(MemoryShares(0, {}))
         use = StoreUse(StorePlace(store.url), clock)
-        self.admin = WriterAdmin(engine, settings, clock, memory, use, url=store.url, open_ms=12.7)
+        report = ProcessReport(clock, memory, url=store.url, open_ms=12.7)
+        self.admin = WriterAdmin(engine, settings, clock, report, use)
 
     async def run(self) -> None:
         """Run the engine until it is closed or stopped."""
