@@ -57,6 +57,52 @@ class EncodedBlock(NamedTuple):
     first_expiry_ms: int
 
 
+class PendingRows:
+    """The rows of the block that is not full yet."""
+
+    def __init__(self, block_bytes: int) -> None:
+        """Close a block before its keys and values exceed `block_bytes`."""
+        self._block_bytes = block_bytes
+        self._rows = NO_ROWS
+        self._ends: list[int] = []  # bytes of keys and values up to the end of each row
+        self._before = 0  # bytes of keys and values before the first row
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return len(self._ends)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of their keys and values."""
+        return self._ends[-1] - self._before if self._ends else 0
+
+    def add(self, columns: Columns) -> tuple[Columns, Sequence[int]]:
+        """Add rows; take out those of full blocks, and return them with the bounds of the blocks.
+
+        One bound means no block: the last block may continue with the rows that come next.
+        """
+        rows = self._rows.followed_by(columns) if self._ends else columns
+        sizes = map(add, map(len, columns.keys), map(len, columns.values))
+        last_end = self._ends[-1] if self._ends else self._before
+        self._ends += islice(accumulate(sizes, initial=last_end), 1, None)
+        ends, cuts, limit = self._ends, [0], self._before + self._block_bytes
+        while (stop := _block_end(rows.keys, ends, cuts[-1], limit)) < len(ends):
+            cuts.append(stop)
+            limit = ends[stop - 1] + self._block_bytes
+        self._rows = rows
+        if len(cuts) == 1:
+            return NO_ROWS, cuts
+        self._before = ends[cuts[-1] - 1]
+        self._rows, self._ends = rows.rows(cuts[-1], len(ends)), ends[cuts[-1] :]
+        return rows.rows(0, cuts[-1]), cuts
+
+    def take(self) -> tuple[Columns, Sequence[int]]:
+        """Take out all rows, as one block; see `add`."""
+        rows, cuts = self._rows, [0, len(self._ends)] if self._ends else [0]
+        self._rows, self._ends, self._before = NO_ROWS, [], 0
+        return rows, cuts
+
+
 class SstWriter:
     """One SST that is being written.
 
@@ -77,13 +123,11 @@ class SstWriter:
         if block_bytes < 1:
             raise ValueError(f"block_bytes is {block_bytes}, expected 1 or more")
         self._properties = properties
-        self._block_bytes = block_bytes
         self._codec = codec
         self._compress = compressor(codec)
         self._filter_keys = None
         if filter_bits_per_key is not None:
             self._filter_keys = FilterKeys(filter_bits_per_key)
-        self._has_points = False
         self.first_expiry_ms = NO_EXPIRY  # the earliest expiry of its values so far
         self._finished = BytesIO()  # `getvalue` does not copy, unlike joining blocks
         self._offset = 0
@@ -91,20 +135,17 @@ class SstWriter:
         self._tally = Tally()
         self._section = Section.POINTS
         self._last_key: bytes | None = None  # the last encoded key of the section
-        # The rows of the block that is not full yet.
-        self._rows = NO_ROWS
-        self._ends: list[int] = []  # bytes of keys and values up to the end of each row
-        self._before = 0  # bytes of keys and values before the first row
+        self._pending = PendingRows(block_bytes)
 
     @property
     def held_rows(self) -> int:
         """Rows of the block that is not full yet; to add fewer at once copies them too often."""
-        return len(self._ends)
+        return len(self._pending)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all blocks so far; the block that is not full counts uncompressed."""
-        return self._offset + (self._ends[-1] - self._before if self._ends else 0)
+        return self._offset + self._pending.size_bytes
 
     def add(self, section: Section, columns: Columns) -> None:
         """Add these rows, one or more, to `section`; sections come in order.
@@ -117,22 +158,7 @@ class SstWriter:
             if section < self._section:
                 raise ValueError(f"{self._properties.name}: section {section} comes too late")
             self._end_section(section)
-        self._rows = self._rows.followed_by(columns) if self._ends else columns
-        sizes = map(add, map(len, columns.keys), map(len, columns.values))
-        last_end = self._ends[-1] if self._ends else self._before
-        self._ends += islice(accumulate(sizes, initial=last_end), 1, None)
-        rows, ends, cuts = self._rows, self._ends, [0]
-        # The last block may continue with the rows that come next.
-        before = self._before
-        while (stop := _block_end(rows.keys, ends, cuts[-1], before + self._block_bytes)) < len(
-            ends
-        ):
-            cuts.append(stop)
-            before = ends[stop - 1]
-        if len(cuts) > 1:
-            self._encode(rows.rows(0, cuts[-1]), cuts)
-            self._before = before
-            self._rows, self._ends = rows.rows(cuts[-1], len(ends)), ends[cuts[-1] :]
+        self._encode(*self._pending.add(columns))
 
     def add_block(self, block: EncodedBlock) -> None:
         """Add a block whose keys are above all keys so far; not to be combined with `add`.
@@ -140,14 +166,13 @@ class SstWriter:
         REQUIRES: its rows obey the rules of points. `ValueError`: its first key is too low.
         """
         contents = block.contents
-        if self._ends or self._section is not Section.POINTS:
+        if self._pending or self._section is not Section.POINTS:
             raise ValueError(f"{self._properties.name}: a block cannot follow rows")
         if self._last_key is not None and self._last_key >= contents.first_key:
             problem = "the first key of a block is not above the key before it"
             raise ValueError(f"{self._properties.name}: {problem}")
         self._last_key = contents.last_key
         self._tally.add_points(contents)
-        self._has_points = True
         self.first_expiry_ms = _sooner(self.first_expiry_ms, block.first_expiry_ms)
         if self._filter_keys is not None:
             self._filter_keys.add_hashes(block.hashes)
@@ -191,14 +216,20 @@ class SstWriter:
         is_wal = parse_wal_name(self._properties.name) is not None
         return is_wal and not self._tally.contents().bounded_count
 
+    @property
+    def _filtered_section(self) -> Section:
+        """The section of the filter: points, which come first, or without any the system."""
+        first = self._handles[0].section if self._handles else self._section
+        return Section.POINTS if first is Section.POINTS else Section.SYSTEM
+
     def _end_section(self, following: Section) -> None:
-        if self._ends:
-            self._encode(self._rows, [0, len(self._ends)])
-        self._rows, self._ends, self._before = NO_ROWS, [], 0
+        self._encode(*self._pending.take())
         self._section, self._last_key = following, None
 
     def _encode(self, rows: Columns, cuts: Sequence[int]) -> None:
-        """Encode the blocks whose bounds among `rows` are `cuts`."""
+        """Encode the blocks whose bounds among `rows` are `cuts`; one bound means none."""
+        if len(cuts) == 1:
+            return
         section = self._section
         problem = violation(section, rows)
         if problem is None and self._last_key is not None and self._last_key >= rows.keys[0]:
@@ -209,11 +240,9 @@ class SstWriter:
             raise ValueError(f"{self._properties.name}: section {section}: {problem}")
         self._last_key = rows.keys[-1]
         self._tally.add(section, rows)
-        self._has_points = self._has_points or section is Section.POINTS
         if section is Section.POINTS:
             self.first_expiry_ms = _sooner(self.first_expiry_ms, rows.first_expiry_ms)
-        is_filtered = Section.POINTS if self._has_points else Section.SYSTEM
-        if self._filter_keys is not None and section is is_filtered:
+        if self._filter_keys is not None and section is self._filtered_section:
             self._filter_keys.add(rows.keys)
         for start, stop in pairwise(cuts):
             block = encode_block(section, rows.rows(start, stop))
