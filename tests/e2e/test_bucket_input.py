@@ -19,13 +19,21 @@ from click.testing import CliRunner
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.main import shalekv
-from tests.e2e.bucket_commands import BUCKET, ENDPOINT, URL, of
 from tests.kit.processes.child import Child
 from tests.kit.processes.processes import Processes
 from tests.servers.messages import Message, serving
 from tests.servers.object_stores import s3rver, versitygw
 from tests.servers.process import free_port
 from tests.servers.s3 import S3Server
+
+BUCKET, URL = "bucket", "s3://bucket/a/database"
+ENDPOINT = "SHALEKV_STORE__ENDPOINT_URL"
+
+
+def of(server: S3Server) -> dict[str, str]:
+    """The environment of a process that uses a server."""
+    return server.environment | {"SHALEKV_STORE__READ_ATTEMPTS": "3", ENDPOINT: server.endpoint}
+
 
 SECRET = "wrong0secret0of0mine"
 SERVE = ("serve", "--listen", "127.0.0.1:0", "--log-format", "json")

@@ -6,25 +6,174 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from shalekv.format import names
+from shalekv.format.manifest import decode_manifest
 from shalekv.protocol.compaction.outcome import Amplification, Setup
 from shalekv.protocol.compaction.simulate import predict
-from shalekv.protocol.compaction.workload import KeyOrder, Workload
+from shalekv.protocol.compaction.workload import KeyOrder, Workload, operations
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.settings import GIB, MIB, DatabaseSettings, MemorySettings, WriterConfig
 from shalekv.settings.budget import with_memory_shares
-from tests.e2e.filling import Filling
-from tests.e2e.footprint import Footprint, tree_bytes
+from shalekv_client import Batch, Client, RetryPolicy
 from tests.kit.processes.child import Child
 from tests.kit.processes.process_memory import most_resident_bytes, resident_bytes
 from tests.kit.processes.processes import Processes
+from tests.kit.processes.wal_contents import manifest_ids, manifest_path
 from tests.kit.seeds import random_of
 
+
+@dataclass(slots=True)
+class Footprint:
+    """The most that was seen of each, and all WAL objects that were seen."""
+
+    folder: Path
+    l0_count_max: int = 0
+    open_wal_bytes_max: int = 0  # of WAL objects that are not compacted
+    needed_bytes: int = 0  # at the last measurement: the levels, and the WAL that is not compacted
+    disk_bytes_max: int = 0  # of all files, including those that wait for the collector
+    _wal_bytes: dict[int, int] = field(default_factory=dict)  # of each object ever seen
+
+    @property
+    def wal_bytes(self) -> int:
+        return sum(self._wal_bytes.values())
+
+    def measure(self) -> Version:
+        """Measure the files; return the version of the newest manifest."""
+        sizes = self._sizes()
+        manifest = self._newest_manifest()
+        version = Version.of(manifest)
+        wal_bytes = {
+            wal_id: size_bytes
+            for name, size_bytes in sizes.items()
+            if (wal_id := names.parse_wal_name(name)) is not None
+        }
+        self._wal_bytes |= wal_bytes
+        after = -1 if version.wal_id is None else version.wal_id
+        open_bytes = sum(size for wal_id, size in wal_bytes.items() if wal_id > after)
+        self.needed_bytes = level_bytes(version) + open_bytes
+        self.l0_count_max = max(self.l0_count_max, len(version.l0))
+        self.open_wal_bytes_max = max(self.open_wal_bytes_max, open_bytes)
+        self.disk_bytes_max = max(self.disk_bytes_max, sum(sizes.values()))
+        return version
+
+    def _sizes(self) -> dict[str, int]:
+        sizes = {}
+        for file in self.folder.rglob("*"):
+            try:
+                if file.is_file():
+                    sizes[file.relative_to(self.folder).as_posix()] = file.stat().st_size
+            except FileNotFoundError:  # collected meanwhile
+                continue
+        return sizes
+
+    def _newest_manifest(self) -> Manifest:
+        while True:
+            path = manifest_path(self.folder, manifest_ids(self.folder)[-1])
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:  # collected meanwhile: there is a newer one
+                continue
+            return decode_manifest(path.relative_to(self.folder).as_posix(), data)
+
+
+def level_bytes(version: Version) -> int:
+    runs = [info for run in version.runs for info in run.ssts]
+    return sum(info.size_bytes for info in (*version.l0, *runs))
+
+
+BATCH_COUNT = 100
+PATIENT = RetryPolicy(attempts_max=1_000)  # a refused write was not applied
+TIMEOUT_MS = 120_000
+
+
+class Filling:
+    """The operations of a workload, and what a database must hold that has acknowledged them."""
+
+    def __init__(self, workload: Workload) -> None:
+        ops = operations(workload)
+        self._keys: list[int] = ops.keys.tolist()
+        self._lengths: list[int] = (ops.logical_bytes - workload.key_bytes).tolist()
+        self._deletes: list[bool] = ops.deletes.tolist()
+        self._put_by: dict[bytes, int] = {}  # key -> number of the operation
+        self.logical_bytes = int(ops.logical_bytes.sum())
+        self._live_bytes: list[int] = ops.live_bytes.tolist()
+
+    def live_bytes(self, count: int = 0) -> int:
+        """Return the bytes of live keys and values after this many operations; 0: after all."""
+        return self._live_bytes[count - 1]
+
+    @property
+    def key_count(self) -> int:
+        return len(self._put_by)
+
+    async def write(self, address: str) -> AsyncIterator[int]:
+        """Write all, batch after batch; the number of operations that are acknowledged."""
+        async with Client(address, retry=PATIENT, timeout_ms=TIMEOUT_MS) as client:
+            for first in range(0, len(self._keys), BATCH_COUNT):
+                numbers = range(first, min(first + BATCH_COUNT, len(self._keys)))
+                await client.write(self._batch(numbers))
+                self._acknowledged(numbers)
+                yield numbers.stop
+
+    async def check(self, address: str) -> None:
+        """Every key has the value that was acknowledged last, and there are no others."""
+        expected = iter(sorted(self._put_by.items()))
+        async with Client(address, timeout_ms=TIMEOUT_MS) as client:
+            async for entry in client.scan():
+                key, number = next(expected, (b"", -1))
+                assert entry.key == key, f"{entry.key.hex()} instead of {key.hex()}"
+                assert entry.value == self._value(number), self._confusion(key, number, entry.value)
+        assert next(expected, None) is None
+
+    async def check_gets(self, address: str, random: Random, count: int) -> None:
+        """The same by gets of some of the keys, deleted ones included."""
+        async with Client(address, timeout_ms=TIMEOUT_MS) as client:
+            for _ in range(count):
+                numbers = random.sample(range(len(self._keys)), 50)
+                keys = [_key(self._keys[number]) for number in numbers]
+                for key, got in zip(keys, await client.batch_get(keys), strict=True):
+                    number = self._put_by.get(key)
+                    expected = None if number is None else self._value(number)
+                    assert (None if got is None else got.value) == expected, key.hex()
+
+    def _confusion(self, key: bytes, number: int, value: bytes) -> str:
+        others = [other for other, each in enumerate(self._keys) if _key(each) == key]
+        written_by = [other for other in others if self._value(other) == value]
+        return f"{key.hex()}: written by {written_by} of {others}, not by {number}"
+
+    def _batch(self, numbers: range) -> Batch:
+        batch = Batch()
+        for number in numbers:
+            key = _key(self._keys[number])
+            _ = batch.delete(key) if self._deletes[number] else batch.put(key, self._value(number))
+        return batch
+
+    def _acknowledged(self, numbers: range) -> None:
+        for number in numbers:
+            key = _key(self._keys[number])
+            if self._deletes[number]:
+                self._put_by.pop(key, None)
+            else:
+                self._put_by[key] = number
+
+    def _value(self, number: int) -> bytes:
+        """Bytes that no codec makes smaller, so that bytes in the store can be foretold."""
+        return Random(number).randbytes(self._lengths[number])
+
+
+def _key(number: int) -> bytes:
+    return b"key/" + number.to_bytes(12, "big")
+
+
 SLACK_BYTES = 64 * MIB  # of memory, in addition to an idle process and its budget
-CHECK_EVERY_COUNT = 500  # operations between two measurements of the files
+MEASURE_EVERY_COUNT = 500  # operations between two measurements of the files
 L0_FULL = 3  # times `l0_trigger_count`, where the policy adds nothing to L0
 SPACE_MAX = 2.0  # bytes that are needed for a byte of keys and values, while writing
 DISK_MAX = 6  # ... and those that wait for the collector: without it they are more than 8
@@ -84,12 +233,12 @@ async def test_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
     began_s = time.monotonic()
     space_max = 0.0
     async for count in filling.write(server.listen):
-        if not count % CHECK_EVERY_COUNT:
-            footprint.look()
+        if not count % MEASURE_EVERY_COUNT:
+            footprint.measure()
             if filling.live_bytes(count) > filling.live_bytes() // 2:
                 space_max = max(space_max, footprint.needed_bytes / filling.live_bytes(count))
     elapsed_s = time.monotonic() - began_s
-    footprint.look()
+    footprint.measure()
     check_memory("writing", server, idle_bytes, fill)
     await server.kill()
     compactor = await processes.run(
@@ -99,7 +248,7 @@ async def test_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
         within_s=240,
         code=0,
     )
-    version = footprint.look()
+    version = footprint.measure()
 
     level_bytes = written_bytes(server) + written_bytes(compactor)
     say(f"{filling.logical_bytes >> 20} MiB in {elapsed_s:.0f} s, {filling.key_count} keys left")
@@ -112,7 +261,7 @@ async def test_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
     if fill != SHORT:
         measured = Measured(
             write=(footprint.wal_bytes + level_bytes) / filling.logical_bytes,
-            space=tree_bytes(version) / filling.live_bytes(),
+            space=level_bytes(version) / filling.live_bytes(),
             bytes_per_s=filling.logical_bytes / elapsed_s,
             merged_bytes_per_s=merged_bytes_per_s(server),
         )

@@ -1,1 +1,1 @@
-"""The parts that tests share: stores with faults, clusters, processes, and one model."""
+"""Code that tests share: stores with faults, clusters, processes, virtual time, and one model."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from shalekv.format.names import level_name, manifest_name, wal_name
+from shalekv.format.names import level_name
 from shalekv.protocol.entry import KeyRange
-from shalekv.protocol.manifest import Manifest
-from tests.judging import remains
 from tests.judging.commits import (
     Between,
     Commits,
@@ -94,28 +90,3 @@ def test_no_number_is_issued_twice() -> None:
         commits.add(2, [Put(b"z", b"")])
     (state,) = commits.states([9])
     state.check_key(b"c", NOW, SeenValue(b"3", 3))
-
-
-def test_objects_are_explained() -> None:
-    """Fences, the last slot that is compacted, and what a manifest names; nothing else."""
-    manifest = Manifest(
-        database_id=bytes(16),
-        manifest_id=7,
-        write_id=bytes(16),
-        wal_id_last_compacted=4,
-        wal_id_last_seen=5,
-    )
-    objects = {
-        manifest_name(7): False,
-        wal_name(1): True,
-        wal_name(4): False,
-        wal_name(5): False,
-        wal_name(6): False,  # nobody has told the manifest yet
-    }
-    assert remains.missing([manifest], objects) == {}
-    assert remains.unexplained([manifest], objects, current=manifest) == []
-    needless = {manifest_name(6): False, wal_name(3): False, ORPHAN: False}
-    found = remains.unexplained([manifest], objects | needless, current=manifest)
-    assert [each.split()[0] for each in found] == [*needless]
-    older = replace(manifest, manifest_id=6, wal_id_last_compacted=2)
-    assert remains.missing([manifest, older], objects).keys() == {manifest_name(6), wal_name(3)}
