@@ -57,7 +57,7 @@ class Footprint:
         self._wal_bytes |= wal_bytes
         after = -1 if version.wal_id is None else version.wal_id
         open_bytes = sum(size for wal_id, size in wal_bytes.items() if wal_id > after)
-        self.needed_bytes = level_bytes(version) + open_bytes
+        self.needed_bytes = version_bytes(version) + open_bytes
         self.l0_count_max = max(self.l0_count_max, len(version.l0))
         self.open_wal_bytes_max = max(self.open_wal_bytes_max, open_bytes)
         self.disk_bytes_max = max(self.disk_bytes_max, sum(sizes.values()))
@@ -83,7 +83,7 @@ class Footprint:
             return decode_manifest(path.relative_to(self.folder).as_posix(), data)
 
 
-def level_bytes(version: Version) -> int:
+def version_bytes(version: Version) -> int:
     runs = [info for run in version.runs for info in run.ssts]
     return sum(info.size_bytes for info in (*version.l0, *runs))
 
@@ -261,7 +261,7 @@ async def test_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
     if fill != SHORT:
         measured = Measured(
             write=(footprint.wal_bytes + level_bytes) / filling.logical_bytes,
-            space=level_bytes(version) / filling.live_bytes(),
+            space=version_bytes(version) / filling.live_bytes(),
             bytes_per_s=filling.logical_bytes / elapsed_s,
             merged_bytes_per_s=merged_bytes_per_s(server),
         )
