@@ -21,6 +21,7 @@ from shalekv.protocol.compaction.workload import KeyOrder, Workload, operations
 from shalekv.protocol.manifest import Manifest, Version
 from shalekv.settings import GIB, MIB, DatabaseSettings, MemorySettings, WriterConfig
 from shalekv.settings.budget import with_memory_shares
+from shalekv.write.wal import WAL_BLOCK_BYTES
 from shalekv_client import Batch, Client, RetryPolicy
 from tests.kit.processes.child import Child
 from tests.kit.processes.process_memory import most_resident_bytes, resident_bytes
@@ -312,7 +313,7 @@ def predicted(fill: Fill, settings: WriterConfig, measured: Measured) -> Amplifi
         levels=settings.levels,
         flush_interval_ms=0,
         flush_bytes=settings.writer.flush_bytes,
-        wal_block_bytes=settings.writer.wal_block_bytes,
+        wal_block_bytes=WAL_BLOCK_BYTES,
         uncompacted_bytes_max=settings.writer.memtable_bytes_max,
         compaction_bytes_per_s=measured.merged_bytes_per_s,
         job_s=LOCAL_JOB_S,

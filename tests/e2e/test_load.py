@@ -14,6 +14,7 @@ from grpc_status.rpc_status import aio
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from shalekv.write.admission import RETRY_AFTER_MS
 from shalekv_client import Client, RetryPolicy
 from tests.kit.processes.in_process import (
     Served,
@@ -117,7 +118,7 @@ async def test_ten_times_the_bound() -> None:
     """
     store = SlowStore()
     writer = {"queued_bytes_max": QUEUE_BYTES, "admission_waiting_bytes_max": QUEUE_BYTES}
-    writer |= {"admission_timeout_ms": 300, "retry_after_ms": 40}
+    writer |= {"admission_timeout_ms": 300}
     fitting = QUEUE_BYTES // (len(LARGE) + ENTRY_OVERHEAD_BYTES + len(b"000"))
     async with (
         asyncio.timeout(DEADLINE_S),
@@ -131,7 +132,7 @@ async def test_ten_times_the_bound() -> None:
             for n in range(OFFERED)
         }
         for number, refused in enumerate(asyncio.as_completed(calls.values()), start=fitting + 1):
-            check_refusal(await refused, "QUEUE_FULL", retry_ms=40)
+            check_refusal(await refused, "QUEUE_FULL", retry_ms=RETRY_AFTER_MS)
             check_bounds(served)
             if number == OFFERED:
                 break

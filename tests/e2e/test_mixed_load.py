@@ -24,7 +24,7 @@ FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(valu
 
 
 RESTLESS = (
-    *("--poll-interval-ms", "50", "--poll-interval-min-ms", "5", "--manifest-interval-ms", "300"),
+    *("--poll-interval-ms", "50", "--manifest-interval-ms", "300"),
     *("--reader-snapshot-ttl-s", "20", "--block-cache-bytes", "1048576"),
 )
 

@@ -23,17 +23,17 @@ _VARIABLE = "TEST_CONSTANTS"
 def constants(values: Constants) -> Iterator[None]:
     """Replace these constants in this process until the end of the block."""
     with pytest.MonkeyPatch.context() as patch:
-        replace(patch, values)
+        set_constants(patch, values)
         yield
 
 
-def replace(patch: pytest.MonkeyPatch, values: Constants) -> None:
+def set_constants(patch: pytest.MonkeyPatch, values: Constants) -> None:
     """Replace these constants in this process until `patch` is undone."""
     for place, value in values.items():
         module, _, name = place.partition(":")
         old = getattr(importlib.import_module(module), name)
         for each in list(sys.modules.values()):
-            if each.__name__.startswith("shalekv") and vars(each).get(name) is old:
+            if getattr(each, "__name__", "").startswith("shalekv") and vars(each).get(name) is old:
                 patch.setattr(each, name, value)
 
 
@@ -42,6 +42,19 @@ def variables(values: Constants) -> dict[str, str]:
     return {_VARIABLE: json.dumps(dict(values))}
 
 
-def replace_as_given(environment: MutableMapping[str, str]) -> None:
+def set_constants_as_given(environment: MutableMapping[str, str]) -> None:
     """Replace the constants that `variables` has put into the environment of this process."""
-    replace(pytest.MonkeyPatch(), json.loads(environment.pop(_VARIABLE, "{}")))
+    set_constants(pytest.MonkeyPatch(), json.loads(environment.pop(_VARIABLE, "{}")))
+
+
+_drawn = pytest.MonkeyPatch()
+
+
+def draw(values: Constants) -> None:
+    """Replace these constants until the end of the simulation."""
+    set_constants(_drawn, values)
+
+
+def undo_drawn() -> None:
+    """Undo what `draw` has replaced."""
+    _drawn.undo()

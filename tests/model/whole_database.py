@@ -30,6 +30,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
+from tests.kit.constants import undo_drawn
 from tests.kit.inline_runtime import InlineWorkers
 from tests.sim.loop import SimLoop
 from tests.sim.nodes import Node
@@ -65,6 +66,7 @@ class WholeDatabase:
 
     def close(self) -> None:
         self.loop.close()
+        undo_drawn()
 
     # --- time ----------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from shalekv.settings import (
     UrlSettings,
 )
 from shalekv.v1 import kv_pb2
+from tests.kit.constants import draw
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import Got, Seen
@@ -198,15 +199,16 @@ def draw_reader(random: Random, pace: float) -> ReaderConfig:
     """Draw settings of a reader that polls often, and whose snapshots are short."""
     ttl_s = max(2, int(random.choice(LIVES_S) * pace))
     poll_ms = max(1, int(random.choice([10, 100, 1_000]) * pace))
+    snapshot = random.choice([SnapshotChoice.OWN, *SnapshotChoice])
+    draw({"shalekv.replica.progress:POLL_INTERVAL_MIN_MS": random.choice([0, 20])})
     reader = ReaderSettings(
-        snapshot=random.choice([SnapshotChoice.OWN, *SnapshotChoice]),
+        snapshot=snapshot,
         reader_snapshot_ttl_s=ttl_s,
         poll_interval_ms=poll_ms,
-        poll_interval_min_ms=random.choice([0, 20]),
         poll_interval_idle_ms=4 * poll_ms,
         manifest_interval_ms=max(10, int(random.choice([100, 2_000]) * pace)),
-        reader_parallel_reads=random.choice([1, 4]),
     )
+    draw({"shalekv.replica.follow:PARALLEL_READS_MAX": random.choice([1, 4])})
     cache = CacheSettings().model_copy(
         update={"block_cache_bytes": 0, "metadata_cache_bytes": random.choice([0, 1 << 20])}
     )

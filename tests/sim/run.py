@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from tests.kit.constants import undo_drawn
 from tests.sim.errors import UnhandledErrors
 from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
@@ -107,6 +108,7 @@ def attempt(
             )
         finally:
             loop.close()
+            undo_drawn()
 
 
 def _run(loop: SimLoop, main: Main[T], sim: Simulation) -> Run[T]:

@@ -17,6 +17,7 @@ from shalekv.settings import (
     WriterConfig,
     WriterSettings,
 )
+from tests.kit.constants import draw
 
 WINDOW_S = 86_400
 LIVES_S = (3, 8, 20)  # of snapshots and leases, at pace 1
@@ -52,12 +53,22 @@ def draw_writer(random: Random) -> WriterConfig:
     writer = drawn.writer.model_copy(
         update={
             "snapshot_ttl_s": random.choice(LIVES_S),
-            "open_snapshot_ttl_s": OPEN_TTL_S,
             "fence_poll_ms": random.choice([200, 1_000]),
-            "memtable_segment_bytes": random.choice([1, 500, 5_000]),
-            "expiry_sweep_interval_ms": random.choice([0, 0, 30, 300]),
-            "expiry_scan_interval_s": random.choice([0, 1]),
-            "expiry_tracked_bytes": random.choice([0, 1_000, 1 << 20]),
+        }
+    )
+    segment_bytes = random.choice([1, 500, 5_000])
+    update = {
+        "expiry_sweep_interval_ms": random.choice([0, 0, 30, 300]),
+        "expiry_scan_interval_s": random.choice([0, 1]),
+    }
+    writer = writer.model_copy(update=update)
+    draw(
+        {
+            "shalekv.write.recovery:OPEN_SNAPSHOT_TTL_S": OPEN_TTL_S,
+            "shalekv.write.recovery:SEGMENT_BYTES_MAX": segment_bytes,
+            "shalekv.write.expiry_sweep:EXPIRY_TRACKED_BYTES_MAX": random.choice(
+                [0, 1_000, 1 << 20]
+            ),
         }
     )
     cache = CacheSettings().model_copy(

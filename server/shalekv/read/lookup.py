@@ -270,7 +270,7 @@ async def _read(ssts: LevelSsts, searches: Sequence[_BlockSearch]) -> None:
         else:
             search.run(held)
         await _yield_sometimes(count)
-    groups = _neighbours(missing, ssts.settings.read_ahead_bytes_max)
+    groups = _neighbours(missing, ssts.read_ahead_bytes_max)
 
     async def work() -> None:
         while groups:

@@ -1,7 +1,7 @@
 """Sources of a scan in the levels: one for each SST of L0 and for each sorted run.
 
 A source yields its blocks window by window, in order, in either direction, each once. It begins
-with one block and reads more at once the longer the scan goes on, up to `read_ahead_bytes_max`.
+with one block and reads more at once the longer the scan goes on, up to 1 MiB.
 Blocks that a long scan reads are not cached: they would evict what others read again and again.
 
 A window holds what decoding makes of some blocks, and is small enough that other tasks need not
@@ -156,7 +156,7 @@ class LevelSource:
         ahead = self._ssts.ahead
         ahead.give_back(self._taken_bytes)
         budget_bytes = ahead.free_bytes // AHEAD_COPIES
-        bytes_max = min(self._ssts.settings.read_ahead_bytes_max, budget_bytes)
+        bytes_max = min(self._ssts.read_ahead_bytes_max, budget_bytes)
         ordered = self._unread[::-1] if self._reverse else self._unread
         fetched_bytes = count = 0
         for number in ordered[: self._read_ahead_blocks]:

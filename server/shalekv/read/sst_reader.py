@@ -38,7 +38,7 @@ from shalekv.read.cache import Cache, Sized
 from shalekv.read.memory_budget import MemoryBudget
 from shalekv.read.origins import Origins
 from shalekv.read.read_budget import ReadBudget
-from shalekv.settings import CacheSettings
+from shalekv.settings import KIB, MIB, CacheSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache, DiskCounters
 from shalekv.store.disk_cache_folder import CachedPart
@@ -49,6 +49,10 @@ BLOCK_OVERHEAD_BYTES = 700
 METADATA_OVERHEAD_BYTES = 2_000
 
 PARSED_AT_ONCE_BYTES = 1 << 20  # before other tasks may run: about 2 ms
+# The most bytes that a long scan fetches at once of each sorted run: several scans can reach it.
+SCANS_AHEAD = 24
+READ_AHEAD_BYTES_MIN = 4 * KIB
+READ_AHEAD_BYTES_MAX = 1 * MIB
 OPENED_AT_ONCE = 16  # requests of one caller; the read budget bounds those of all
 
 T = TypeVar("T")
@@ -267,6 +271,12 @@ class LevelSsts:
         """Write to the disk cache until cancelled; return at once if there is none."""
         if self.disk is not None:
             await self.disk.run()
+
+    @property
+    def read_ahead_bytes_max(self) -> int:
+        """Bytes that a long scan fetches at once of each sorted run, at most."""
+        share_bytes = self.settings.scan_ahead_bytes_max // SCANS_AHEAD
+        return max(READ_AHEAD_BYTES_MIN, min(share_bytes, READ_AHEAD_BYTES_MAX))
 
     @property
     def counters(self) -> ReadCounters:

@@ -41,6 +41,7 @@ from shalekv.write.wal import list_wal
 
 log = structlog.get_logger()
 
+PARALLEL_READS_MAX = 16  # WAL objects fetched at once: they hide the latency of the store
 CORRUPT_POLLS = 3  # reads of a damaged object: it may be intact in the store
 MANIFEST_SPACING_MS = 250  # least time between two polls of the manifest, on demand or not
 
@@ -141,7 +142,7 @@ class Follower:
             database_id=self._stored.current.database_id,
             memtable=self._applier.memtable,
             apply=self._applier.apply_object,
-            parallel_reads=self._settings.reader_parallel_reads,
+            parallel_reads=PARALLEL_READS_MAX,
             is_full=self._applier.is_memory_full,
         )
         if not self.may_leave_gaps and not self._applier.memory.is_full:
@@ -213,7 +214,7 @@ class Follower:
                 if not self._is_behind_levels:
                     return
                 await self._levels.follow_manifest(is_forced=True)
-            count = min(2 * count, self._settings.reader_parallel_reads) if found else 1
+            count = min(2 * count, PARALLEL_READS_MAX) if found else 1
 
     async def _free_memory(self) -> None:
         """Drop from memory what is compacted by now.

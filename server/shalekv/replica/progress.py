@@ -11,6 +11,7 @@ from shalekv.settings import ReaderSettings
 from shalekv.store.cas import CasStore
 from shalekv.write.logical_time import StoreTime
 
+POLL_INTERVAL_MIN_MS = 20  # also of polls that reads require: one request serves all that wait
 EMPTY_POLLS = 8  # polls at the first interval, before it begins to double
 NEVER_MS = 1 << 40  # some 35 years: the age of a state that may lack any acknowledged write
 
@@ -19,13 +20,12 @@ class PollSchedule:
     """Decides when the next poll of the log begins: after an interval, or when a call asks.
 
     The interval is `poll_interval_ms`, and doubles while polls find nothing. Polls never begin less
-    than `poll_interval_min_ms` apart. Calls that wait for a poll share the next one.
+    than `POLL_INTERVAL_MIN_MS` apart. Calls that wait for a poll share the next one.
     """
 
     def __init__(self, clock: Clock, settings: ReaderSettings) -> None:
         """Let the first poll begin at once."""
         self._clock = clock
-        self._least_ms = settings.poll_interval_min_ms
         self._interval = IdlePoll(
             settings.poll_interval_ms, settings.poll_interval_idle_ms, unchanged_max=EMPTY_POLLS
         )
@@ -54,7 +54,7 @@ class PollSchedule:
         """Wait until a poll is due, and begin it. Return whether a call waits for its end."""
         flight = self._flight
         flight.asked.clear()
-        least_ms = self._left_ms(self._least_ms)
+        least_ms = self._left_ms(POLL_INTERVAL_MIN_MS)
         if least_ms:
             await self._clock.sleep_ms(least_ms)
         if not flight.is_wanted:

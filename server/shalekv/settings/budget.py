@@ -50,11 +50,6 @@ class _Follower(NamedTuple):
 
 _MEMTABLE = ("writer", "memtable_bytes_max")
 _FOLLOWERS = (
-    # A segment is dropped when all of it is compacted. With many small ones, memory is freed in
-    # time, and each is dropped quickly.
-    _Follower("writer", "memtable_segment_bytes", _MEMTABLE, 1, 8, 8 * MIB),
-    # Most values that expire before they are compacted fit.
-    _Follower("writer", "expiry_tracked_bytes", _MEMTABLE, 1, 11, 1 * GIB),
     # A batch of this size has to fit beside others.
     _Follower("writer", "direct_ingest_bytes", _MEMTABLE, 1, 8, 16 * MIB),
     # An entry of 16 + 100 bytes takes 436 bytes of memory and 130 of WAL, so this begins well
@@ -66,9 +61,7 @@ _FOLLOWERS = (
     _Follower("limits", "batch_bytes_max", ("memory", "memory_bytes"), 1, 8, 64 * MIB),
     # Several scans, and several sessions, can reach their limit at once.
     _Follower("limits", "scan_message_bytes", ("limits", "result_bytes_max"), 1, 96, 256 * KIB),
-    _Follower("watches", "watch_stream_bytes_max", ("watches", "watch_bytes_max"), 1, 4, 4 * MIB),
     _Follower("limits", "session_bytes_max", ("limits", "sessions_bytes_max"), 1, 2, 8 * MIB),
-    _Follower("cache", "read_ahead_bytes_max", ("cache", "scan_ahead_bytes_max"), 1, 24, 1 * MIB),
 )
 
 FROM_THE_BUDGET = frozenset((each.group, each.name) for each in (*_SHARES, *_FOLLOWERS))

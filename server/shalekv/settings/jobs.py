@@ -117,13 +117,6 @@ class CompactorSettings(Settings):
         description="Lifetime of the lease that protects the objects that a compaction writes, "
         "seconds. It is renewed before half of it is over.",
     )
-    recent_loads_max_count: int = Field(
-        default=1_000,
-        ge=1,
-        le=100_000,
-        description="Number of loads that are remembered, so that none is applied twice, and of "
-        "streams of loads, each by its last batch. Beyond it the oldest is forgotten.",
-    )
 
 
 class CollectorSettings(Settings):

@@ -44,6 +44,19 @@ REMOVED: Mapping[str, str] = {
     "store.retry_initial_ms": "the first delay before a request is repeated is 50 milliseconds",
     "store.retry_max_ms": "the longest delay before a request is repeated is 2 seconds",
     "store.connect_timeout_ms": "connecting to the object store fails after 5 seconds",
+    "writer.wal_block_bytes": "a block of a WAL object has 64 KiB",
+    "writer.open_snapshot_ttl_s": "the snapshot of an opening writer lives for 10 minutes, and "
+    "is renewed",
+    "writer.memtable_segment_bytes": "it is an eighth of memtable_bytes_max, at most 8 MiB",
+    "writer.expiry_tracked_bytes": "it is an eleventh of memtable_bytes_max, at most 1 GiB",
+    "writer.expiry_scan_bytes": "8 MiB a second are scanned for expired values",
+    "writer.replay_parallel_reads": "a replay fetches 16 WAL objects at once",
+    "writer.retry_after_ms": "a refused write is advised to wait 200 milliseconds",
+    "reader.poll_interval_min_ms": "polls for a WAL object are at least 20 milliseconds apart",
+    "reader.reader_parallel_reads": "a reader fetches up to 16 WAL objects at once",
+    "cache.read_ahead_bytes_max": "it is a 24th of scan_ahead_bytes_max, at most 1 MiB",
+    "watches.watch_stream_bytes_max": "it is a quarter of watch_bytes_max, at most 4 MiB",
+    "compactor.recent_loads_max_count": "the last 1,000 loads and streams of loads are remembered",
 }
 
 

@@ -46,12 +46,6 @@ class WriterSettings(Settings):
         description="Once this many bytes are queued, a WAL object is flushed before "
         "flush_interval_ms is over. It takes no more than this unless one batch alone is larger.",
     )
-    wal_block_bytes: int = Field(
-        default=64 * KIB,
-        ge=1 * KIB,
-        le=16 * MIB,
-        description="Target size of the blocks of a WAL object before compression.",
-    )
     wal_codec: WalCodec = Field(
         default=WalCodec.NONE,
         description="Compression of the blocks of WAL objects. Readers of version 0.1 refuse "
@@ -92,12 +86,6 @@ class WriterSettings(Settings):
         description="Most loads, large batches included, that are not compacted yet. Beyond it "
         "loads wait for admission: each load is one more sorted run that reads must search.",
     )
-    retry_after_ms: int = Field(
-        default=200,
-        ge=1,
-        le=600_000,
-        description="Delay that a refused write is advised to wait, milliseconds.",
-    )
     fence_poll_ms: int = Field(
         default=5_000,
         ge=10,
@@ -125,26 +113,12 @@ class WriterSettings(Settings):
         "machine, or from the time of the last commit, by no more than this, seconds. While the "
         "writer serves, it follows jumps of the store's clock up to this.",
     )
-    open_snapshot_ttl_s: int = Field(
-        default=600,
-        ge=60,
-        le=86_400,
-        description="Lifetime of the snapshot that protects the WAL while a writer opens, seconds. "
-        "It is renewed when a third of it is over.",
-    )
     snapshot_ttl_s: int = Field(
         default=300,
         ge=2,
         le=86_400,
         description="Lifetime of the snapshots that protect what a serving process reads, seconds. "
         "They are renewed before half of it is over.",
-    )
-    memtable_segment_bytes: int = Field(
-        default=8 * MIB,
-        ge=64 * KIB,
-        le=16 * GIB,
-        description="Size of the segments of the memtable, overhead included. Each is dropped "
-        "when it is compacted.",
     )
     direct_ingest_bytes: int = Field(
         default=16 * MIB,
@@ -167,13 +141,6 @@ class WriterSettings(Settings):
         "deliver it, milliseconds. It is one more change for each value. 0: never. Reads do not "
         "see expired values either way.",
     )
-    expiry_tracked_bytes: int = Field(
-        default=16 * MIB,
-        ge=0,
-        le=64 * GIB,
-        description="Memory for values that will expire: about 400 bytes and the key of each. "
-        "Those that expire last and do not fit are found by scans of the levels.",
-    )
     expiry_scan_interval_s: int = Field(
         default=600,
         ge=0,
@@ -181,15 +148,6 @@ class WriterSettings(Settings):
         description="Interval at which SSTs are scanned for expired values that are not tracked, "
         "seconds; each SST only if it may hold some. 0: never. It should be well below "
         "expired_value_kept_s, or compactions drop such values before.",
-    )
-    expiry_scan_bytes: int = Field(
-        default=8 * MIB,
-        ge=64 * KIB,
-        le=64 * GIB,
-        description="Bytes of SSTs that are scanned for expired values in a second.",
-    )
-    replay_parallel_reads: int = Field(
-        default=16, ge=1, le=256, description="WAL objects that a replay fetches at once."
     )
 
     @model_validator(mode="after")
@@ -335,13 +293,6 @@ class ReaderSettings(Settings):
         description="Interval at which a reader polls for the next WAL object while the writer "
         "writes, milliseconds. Reads that require a newer state make it poll at once.",
     )
-    poll_interval_min_ms: int = Field(
-        default=20,
-        ge=0,
-        le=60_000,
-        description="Least time between two such polls, also those that reads require, "
-        "milliseconds.",
-    )
     poll_interval_idle_ms: int = Field(
         default=5_000,
         ge=1,
@@ -383,9 +334,6 @@ class ReaderSettings(Settings):
         description="Memory for writes that are not compacted yet, overhead included. When it is "
         "full, the reader waits for the compactor and falls behind. It should be at least "
         "memtable_bytes_max of the writer.",
-    )
-    reader_parallel_reads: int = Field(
-        default=16, ge=1, le=256, description="WAL objects that a reader fetches at once."
     )
 
 

@@ -311,14 +311,6 @@ class WatchSettings(Settings):
         le=10_000_000,
         description="Most watches of one server; more are refused with RESOURCE_EXHAUSTED.",
     )
-    watch_stream_bytes_max: int = Field(
-        default=4 * MIB,
-        ge=64 * KIB,
-        le=1 * GIB,
-        description="Most bytes of replies of one stream that its client has not taken. Beyond it "
-        "the watches of the stream are not served from memory: they read the WAL from the store "
-        "once the client has taken enough.",
-    )
     watch_bytes_max: int = Field(
         default=16 * MIB,
         ge=256 * KIB,

@@ -131,13 +131,6 @@ class CacheSettings(Settings):
         description="Memory for what all scans together have read ahead of what they have sent. "
         "Beyond it they read block by block.",
     )
-    read_ahead_bytes_max: int = Field(
-        default=1 * MIB,
-        ge=4 * KIB,
-        le=256 * MIB,
-        description="Most bytes that a long scan fetches at once of each sorted run. It begins "
-        "with one block, and doubles.",
-    )
 
 
 class LevelCodec(StrEnum):

@@ -25,7 +25,7 @@ from shalekv.errors import (
 from shalekv.protocol.entry import KeyRange
 from shalekv.read.memory_budget import MemoryBudget
 from shalekv.read.version import PinnedVersion
-from shalekv.settings import WatchSettings
+from shalekv.settings import KIB, MIB, WatchSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.watch.catch_up import CatchUp
 from shalekv.watch.change_event import ChangeEvent
@@ -38,6 +38,9 @@ from shalekv.watch.watch import Watch, WatchState
 RETRY_AFTER_MS = 1_000
 POLLS_PER_STALL = 4  # polls of a stream during the time after which it is cut
 POLL_MS_MIN = 10
+STREAMS_FULL = 4  # streams that can reach their limit at once
+STREAM_BYTES_MIN = 64 * KIB
+STREAM_BYTES_MAX = 4 * MIB  # a client that is further behind reads the WAL faster than a queue
 
 # Checks the request of a watch, and returns its range. Raises `InvalidRequest`.
 WatchedRange: TypeAlias = Callable[[kv_pb2.WatchCreate], KeyRange]
@@ -503,11 +506,17 @@ class Watches:
         """Bytes queued by all streams."""
         return self._registry.budget.used_bytes
 
+    @property
+    def _stream_bytes_max(self) -> int:
+        """Bytes that one stream may queue."""
+        share_bytes = self._settings.watch_bytes_max // STREAMS_FULL
+        return max(STREAM_BYTES_MIN, min(share_bytes, STREAM_BYTES_MAX))
+
     def open(self, describe: Describe) -> WatchStream:
         """Open a stream; `describe` converts an error to the form in which a client gets it."""
         queue = WatchQueue(
             self._registry.budget,
-            self._settings.watch_stream_bytes_max,
+            self._stream_bytes_max,
             self._clock,
             header=self._header_now,
             now_ms=self._now_ms,
@@ -521,7 +530,7 @@ class Watches:
             watches=registry.watch_count,
             streams=len(registry.streams),
             buffered_bytes=registry.budget.used_bytes,
-            buffered_bytes_max=self._settings.watch_stream_bytes_max,
+            buffered_bytes_max=self._stream_bytes_max,
             commits_told=registry.commits_published,
             catching_up=sum(stream.count(WatchState.BEHIND) for stream in registry.streams),
             cut=registry.cut_count,

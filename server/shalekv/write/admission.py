@@ -27,6 +27,9 @@ class _Writer:
     admitted: Waiter = field(repr=False)
 
 
+RETRY_AFTER_MS = 200  # retry advice with a refusal: about the time of a few uploads
+
+
 class Admission:
     """Accounts for the bytes of admitted writes, and makes others wait or refuses them.
 
@@ -166,7 +169,7 @@ class Admission:
             f"queued_bytes_max is {settings.queued_bytes_max}: {detail}{self._why()}. Try again "
             "later"
         )
-        return QueueFull(message, retry_after_ms=settings.retry_after_ms)
+        return QueueFull(message, retry_after_ms=RETRY_AFTER_MS)
 
     def _why(self) -> str:
         why = self._explain()
@@ -180,4 +183,4 @@ class Admission:
             f"memtable_bytes_max is {settings.memtable_bytes_max}: the compactor is behind, or "
             "does not run. Try again later"
         )
-        return MemtableFull(message, retry_after_ms=settings.retry_after_ms)
+        return MemtableFull(message, retry_after_ms=RETRY_AFTER_MS)

@@ -34,7 +34,7 @@ from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
 from shalekv.store.manifests import FencedManifest
 from shalekv.watch.change_event import AppliedObject
 from shalekv.watch.feed import CommitFeed, FeedPosition
-from shalekv.write.admission import Admission
+from shalekv.write.admission import RETRY_AFTER_MS, Admission
 from shalekv.write.commit import Group
 from shalekv.write.expiry_sweep import ExpirySweep
 from shalekv.write.group_commit import GroupCommit
@@ -522,7 +522,7 @@ class WriterEngine:
                     "uncompacted_loads_max_count allows: the compactor is behind, or does not "
                     "run. Try again later"
                 )
-                raise MemtableFull(message, retry_after_ms=settings.retry_after_ms)
+                raise MemtableFull(message, retry_after_ms=RETRY_AFTER_MS)
             await self._clock.sleep_ms(LOADS_POLL_MS)
             waited_ms += LOADS_POLL_MS
 

@@ -36,7 +36,7 @@ from shalekv.read.sst_reader import OpenSst
 from shalekv.read.version import PinnedVersion
 from shalekv.read.version_set import VersionSet
 from shalekv.read.watermark import Watermark
-from shalekv.settings import WriterSettings
+from shalekv.settings import GIB, MIB, WriterSettings
 from shalekv.write.admission import Admission
 from shalekv.write.commit import COMMIT_OVERHEAD_BYTES, Group, OnSettled, Receipt
 from shalekv.write.group_commit import GroupCommit
@@ -46,6 +46,9 @@ from shalekv.write.prefetch import Prefetch
 log = structlog.get_logger()
 
 READ_BYTES = 1 << 20  # bytes of one request
+EXPIRY_TRACKED_SHARE = 11  # of the memtable: most values that expire before they are compacted fit
+EXPIRY_TRACKED_BYTES_MAX = GIB
+EXPIRY_SCAN_BYTES = 8 * MIB  # a second: a small part of what a store and a core deliver
 NEVER_MS = 2**64 - 1  # no time
 _MS_PER_S = 1_000
 KEYS_AT_ONCE = 1_000  # keys of one transaction
@@ -350,13 +353,16 @@ class ExpirySweep:
         self._settings = settings
         version = engine.levels.current.version
         self.values = ExpiringValues(
-            bytes_max=settings.expiry_tracked_bytes, through_seq=version.last_seq
+            bytes_max=min(
+                settings.memtable_bytes_max // EXPIRY_TRACKED_SHARE, EXPIRY_TRACKED_BYTES_MAX
+            ),
+            through_seq=version.last_seq,
         )
         self._scan = ExpiryScan(
             engine.levels,
             self.values,
             clock,
-            bytes_per_s=settings.expiry_scan_bytes,
+            bytes_per_s=EXPIRY_SCAN_BYTES,
             now_ms=engine.time.now_ms,
         )
         self.expired_count = 0

@@ -60,7 +60,7 @@ from shalekv.write.recovery import (
     replay_log,
     serve_replayed,
 )
-from shalekv.write.wal import ObjectStoreWal, list_wal
+from shalekv.write.wal import WAL_BLOCK_BYTES, ObjectStoreWal, list_wal
 
 log = structlog.get_logger()
 
@@ -199,7 +199,7 @@ class _Opener:
             self._store,
             own,
             database_id=database_id,
-            block_bytes=self._settings.wal_block_bytes,
+            block_bytes=WAL_BLOCK_BYTES,
             now_ms=self._opening_snapshot.time.now_ms,
             last_compacted=self._last_compacted,
             codec=Codec[self._settings.wal_codec.name],

@@ -22,14 +22,20 @@ from shalekv.read.read_pins import SNAPSHOT_ID_BYTES
 from shalekv.read.replay import Replayed, replay
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version import PinnedVersion
-from shalekv.settings import CacheSettings, WriterSettings
+from shalekv.settings import MIB, CacheSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.manifests import FencedManifest, named_manifest
 from shalekv.write.logical_time import LogicalTime
 from shalekv.write.wal import Safekeepers, WriteAheadLog
 
+OPEN_SNAPSHOT_TTL_S = 600  # a killed opening keeps the WAL for so long, and others wait as long
 RENEWALS_IN_A_LIFE = 3
+# A segment is dropped when all of it is compacted. With many small ones, memory is freed in time,
+# and each is dropped quickly.
+SEGMENTS_MIN = 8
+SEGMENT_BYTES_MAX = 8 * MIB
+REPLAY_PARALLEL_READS = 16  # WAL objects: they hide the latency of the store; more take more memory
 CHARGED_FLUSH_INTERVAL_MS = 50  # default interval between groups where requests cost money
 
 
@@ -80,7 +86,7 @@ class OpeningSnapshot:
     @property
     def expire_time_s(self) -> int:
         """When the snapshot expires if it is made or renewed now, seconds by the store's clock."""
-        return self.time.store_now_ms // 1_000 + self._settings.open_snapshot_ttl_s
+        return self.time.store_now_ms // 1_000 + OPEN_SNAPSHOT_TTL_S
 
     async def renew(self, manifest: FencedManifest) -> None:
         """Renew the snapshot, if a third of its life is over.
@@ -88,13 +94,13 @@ class OpeningSnapshot:
         Raises `SnapshotNotFound` when it is too late, and as `FencedManifest.edit`.
         """
         now_ms = self._store.runtime.clock.monotonic_ms()
-        life_ms = 1_000 * self._settings.open_snapshot_ttl_s
+        life_ms = 1_000 * OPEN_SNAPSHOT_TTL_S
         if now_ms - self._since_ms < life_ms / RENEWALS_IN_A_LIFE:
             return
         snapshot_id, expire_time_s = manifest.own.nonce, self.expire_time_s
 
         def edit(current: Manifest) -> Manifest:
-            now_s = expire_time_s - self._settings.open_snapshot_ttl_s
+            now_s = expire_time_s - OPEN_SNAPSHOT_TTL_S
             return renew_snapshot(current, snapshot_id, expire_time_s=expire_time_s, now_s=now_s)
 
         def landed(current: Manifest) -> bool:
@@ -132,7 +138,9 @@ async def replay_log(
     When a load is replayed, the memtable sets aside what it holds that is older.
     """
     current = manifest.current
-    memtable = Memtable(segment_bytes=settings.memtable_segment_bytes)
+    memtable = Memtable(
+        segment_bytes=min(settings.memtable_bytes_max // SEGMENTS_MIN, SEGMENT_BYTES_MAX)
+    )
     replayed = Replayed(
         memtable,
         current.last_compacted_seq,
@@ -145,7 +153,7 @@ async def replay_log(
         range(current.first_uncompacted_wal_id, end_wal_id),
         database_id=current.database_id,
         replayed=replayed,
-        parallel_reads=settings.replay_parallel_reads,
+        parallel_reads=REPLAY_PARALLEL_READS,
         keep_alive=partial(opening_snapshot.renew, manifest),
     )
     return replayed

@@ -18,6 +18,7 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.fencing import Occupant, WalListing, WriterId
+from shalekv.settings import KIB
 from shalekv.store.cas import CasStore, Taken
 from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
 from shalekv.v1 import kv_pb2
@@ -25,6 +26,8 @@ from shalekv.wording import Trouble
 from shalekv.write.commit import WalContents
 
 # Larger objects are encoded by a worker, off the event loop; this much takes about 2 ms.
+# A block is decoded as a whole and holds hundreds of entries, so that its frame costs nothing.
+WAL_BLOCK_BYTES = 64 * KIB
 ENCODE_INLINE_COUNT = 4_000
 ENCODE_INLINE_BYTES = 1 << 20
 COMPRESS_INLINE_BYTES = ENCODE_INLINE_BYTES // 4  # compression takes some 2.5 ms for a megabyte

@@ -32,7 +32,6 @@ WRITER = WriterSettings(
     fence_poll_ms=NEVER_MS,
     open_timeout_ms=NEVER_MS,
     snapshot_ttl_s=TTL_S,
-    open_snapshot_ttl_s=TTL_S,
 )
 # Some rows to a file.
 LEVELS = LevelSettings.model_construct(

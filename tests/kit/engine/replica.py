@@ -43,7 +43,6 @@ AGE_S = 10  # age from which objects are collected
 # Nothing happens by itself: the test polls, and keeps versions, when it wants to.
 BY_HAND: dict[str, Any] = {
     "poll_interval_ms": 3_600_000,
-    "poll_interval_min_ms": 0,
     "manifest_interval_ms": 3_600_000,
     "reader_snapshot_ttl_s": TTL_S,
 }

@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tests.kit.constants import replace_as_given
+from tests.kit.constants import set_constants_as_given
 
 _LENGTH = struct.Struct(">I")
 _STATUS = struct.Struct(">i")
@@ -198,7 +198,7 @@ def _become(request: list[object], fds: Sequence[int], not_its: Sequence[int]) -
         time.tzset()
         os.chdir(str(folder))
         sys.argv = argv
-        replace_as_given(os.environ)
+        set_constants_as_given(os.environ)
         main()
         code = 0
     except SystemExit as ended:

@@ -25,7 +25,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store import opening as stores
 from shalekv.store.api import ObjectStore
 from shalekv.store.local import LocalStore
-from tests.kit.constants import replace_as_given
+from tests.kit.constants import set_constants_as_given
 from tests.kit.processes.child import Child, ChildFailed
 from tests.kit.processes.processes import Processes
 from tests.kit.store import FaultyStore, Request
@@ -127,7 +127,7 @@ def main() -> None:
     stores.open_store = open_store  # before any command takes it from there
     from shalekv.cli.main import main as shalekv  # noqa: PLC0415
 
-    replace_as_given(os.environ)
+    set_constants_as_given(os.environ)
     sys.argv = ["shalekv", *argv]
     shalekv()
 

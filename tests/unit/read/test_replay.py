@@ -22,6 +22,7 @@ from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.write.commit import WalContents
 from shalekv.write.engine import WriterEngine
+from tests.kit.constants import constants
 from tests.kit.engine.commits import put, tombstone
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import yielding_runtime
@@ -36,7 +37,8 @@ async def test_many_objects_are_replayed_into_few_runs(parallel_reads: int) -> N
     for number in range(1, 200):
         change = put(b"%03d" % (number % 150), b"%d" % number)
         await database.fill(number, first.manifest.own, number, change)
-    second = await database.open(replay_parallel_reads=parallel_reads)
+    with constants({"shalekv.write.recovery:REPLAY_PARALLEL_READS": parallel_reads}):
+        second = await database.open()
     last = {b"%03d" % (number % 150): b"%d" % number for number in range(1, 200)}
     assert contents(second) == sorted(last.items())
     assert second.objects_replayed == 200

@@ -120,7 +120,7 @@ def wide() -> Levels:
 async def test_read_ahead_doubles_up_to_its_bound(*, reverse: bool) -> None:
     """A scan begins with one block and doubles, up to the setting."""
     levels = wide()
-    ssts, version = levels.open(read_ahead_bytes_max=20 * KIB), levels.version()
+    ssts, version = levels.open(scan_ahead_bytes_max=24 * 20 * KIB), levels.version()
     await ssts.open_many(levels.infos)
     handles = [*(await ssts.metadata(levels.infos[0])).index]
     levels.store.requests.clear()
@@ -172,7 +172,7 @@ async def test_what_is_hidden_whole_is_not_read(*, reverse: bool) -> None:
     levels = Levels()
     cuts = [key_of(number) for number in (1_000, 2_000, 3_000)]
     add_run(levels, 3, entries_of(range(4_000), 1), cuts=cuts, block_bytes=1_000)
-    ssts, version = levels.open(read_ahead_bytes_max=4 * KIB), levels.version()
+    ssts, version = levels.open(scan_ahead_bytes_max=256 * KIB), levels.version()
     hidden = RangeTombstones().with_added([range_tombstone(key_of(500), key_of(3_500), 5)])
     (source,) = level_sources(ssts, version, ALL, reverse=reverse)
     keys = [key async for window in windows(source, hidden) for key in window.run.keys]

@@ -104,7 +104,7 @@ class History:
                 self._add(points, ordered)
         self.version = self.levels.version()
         self.ssts = self.levels.open(
-            block_cache_bytes=drawn.block_cache_bytes, read_ahead_bytes_max=4096
+            block_cache_bytes=drawn.block_cache_bytes, scan_ahead_bytes_max=262_144
         )
         self.below = self.expected()  # the contents of the levels
         self.held = PinnedVersion(self.version, self.ssts, b"s" * 16)

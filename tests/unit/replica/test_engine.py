@@ -12,20 +12,26 @@ from shalekv.errors import DatabaseNotFound, ObjectNotFound, SnapshotNotFound, S
 from shalekv.format import names
 from shalekv.format.sst import open_sst
 from shalekv.protocol.snapshot import find_snapshot
+from tests.kit.constants import set_constants
 from tests.kit.engine.replica import TTL_S, ReplicatedDatabase, get, pass_s, running, scan
 from tests.kit.store import FaultyStore, at_each
 from tests.kit.virtual_time import virtual_time
 
+ONE_READ = {"shalekv.replica.follow:PARALLEL_READS_MAX": 1}
+
 
 @virtual_time(seed=1)
-async def test_snapshot_is_renewed_while_the_log_is_loaded() -> None:
+async def test_snapshot_is_renewed_while_the_log_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A replay that lasts longer than the lifetime of the snapshot loses nothing."""
+    set_constants(monkeypatch, ONE_READ)
     database = await ReplicatedDatabase.created()
     for number in range(6):
         await database.put(**{f"k{number}": b"1"})
     slow = at_each("get", names.WAL_FOLDER, partial(pass_s, TTL_S / 3))
     store = FaultyStore(database.another_store(), before=slow)
-    joining = asyncio.create_task(database.join(store, reader_parallel_reads=1))
+    joining = asyncio.create_task(database.join(store))
     await pass_s(TTL_S + 5)
     await database.compact()
     await database.collect()
@@ -35,8 +41,9 @@ async def test_snapshot_is_renewed_while_the_log_is_loaded() -> None:
 
 
 @virtual_time(seed=1)
-async def test_joining_fails_when_the_log_is_lost() -> None:
+async def test_joining_fails_when_the_log_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a snapshot, joining fails when listed objects are deleted before they are read."""
+    set_constants(monkeypatch, ONE_READ)
     database = await ReplicatedDatabase.created()
     for number in range(4):
         await database.put(**{f"k{number}": b"1"})
@@ -48,7 +55,7 @@ async def test_joining_fails_when_the_log_is_lost() -> None:
     lose = at_each("get", names.wal_name(0), compact_and_collect)
     store = FaultyStore(database.another_store(), before=lose)
     with pytest.raises(ObjectNotFound):
-        await database.join(store, snapshot="none", reader_parallel_reads=1)
+        await database.join(store, snapshot="none")
     assert len(asyncio.all_tasks()) == 1
 
 

@@ -11,6 +11,7 @@ from shalekv.errors import BadMagic, ObjectNotFound
 from shalekv.format import names
 from shalekv.replica.follow import CORRUPT_POLLS
 from shalekv.replica.progress import EMPTY_POLLS
+from tests.kit.constants import constants
 from tests.kit.engine.replica import (
     TTL_S,
     ReplicatedDatabase,
@@ -29,12 +30,13 @@ async def test_objects_are_applied_in_order_in_growing_batches() -> None:
     """Each object takes one request, in batches that double, and one more finds the end."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
-    engine = await database.join(store, reader_parallel_reads=4)
+    engine = await database.join(store)
     for number in range(9):
         await database.put(a=b"%d" % number)
     store.requests.clear()
     async with running(engine):
-        await engine.catch_up()
+        with constants({"shalekv.replica.follow:PARALLEL_READS_MAX": 4}):
+            await engine.catch_up()
     assert (engine.watermark.seq, engine.watermark.wal_id) == (9, 8)
     assert sorted(store.asked("get")) == [names.wal_name(n) for n in range(11)]  # 1 + 2 + 4 + 4
     assert store.asked("get")[0] == names.wal_name(0)
@@ -166,7 +168,7 @@ async def test_polls_are_paced_by_activity() -> None:
     """Polls come every interval while something is written, then less and less often."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
-    settings = {"poll_interval_min_ms": 20, "poll_interval_idle_ms": 1_000}
+    settings = {"poll_interval_idle_ms": 1_000}
     engine = await database.join(store, poll_interval_ms=250, **settings)
     store.requests.clear()
     following = asyncio.create_task(engine.follower.run())
@@ -241,9 +243,7 @@ async def test_full_replica_continues_behind_the_levels(
 
     if is_late:
         await fill()
-    engine = await database.join(
-        snapshot=snapshot, reader_memtable_bytes_max=MIB, reader_parallel_reads=1
-    )
+    engine = await database.join(snapshot=snapshot, reader_memtable_bytes_max=MIB)
     if not is_late:
         await fill()
     assert engine.memory_bytes < MIB + MIB // 2

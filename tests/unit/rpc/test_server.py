@@ -19,7 +19,7 @@ from shalekv.errors import Fenced
 from shalekv.rpc.server import GRPC_LOGGER, Server
 from shalekv.settings import LogLevel, ServerSettings
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.kit.constants import replace
+from tests.kit.constants import set_constants
 from tests.kit.serving import raw_http2
 from tests.kit.serving.rpc import failure, runtime, serving
 
@@ -170,7 +170,7 @@ async def _some(reader: asyncio.StreamReader) -> bytes:
 
 async def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 connections that send nothing do not keep others from being served, and are closed."""
-    replace(monkeypatch, {"shalekv.rpc.server:HANDSHAKE_TIMEOUT_MS": 500})
+    set_constants(monkeypatch, {"shalekv.rpc.server:HANDSHAKE_TIMEOUT_MS": 500})
     async with serving() as it:
         silent = [await _connect(it.server.listen) for _ in range(100)]
         read = kv_pb2.GetRequest(key=b"a")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from shalekv.errors import OutcomeUnknown, StoreBroken
 from shalekv.v1 import kv_pb2
+from tests.kit.constants import set_constants
 from tests.kit.cycles import cycles_of
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
@@ -134,10 +137,11 @@ async def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
 
 
 @virtual_time(seed=1)
-async def test_untracked_values_are_found_in_the_levels() -> None:
+async def test_untracked_values_are_found_in_the_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     """If more values expire than are tracked, the levels are read, and only then."""
     database = await Database.created()
-    async with serving(database, **BY_HAND, expiry_tracked_bytes=2_000) as writer:
+    set_constants(monkeypatch, {"shalekv.write.expiry_sweep:EXPIRY_TRACKED_BYTES_MAX": 2_000})
+    async with serving(database, **BY_HAND) as writer:
         expected = {b"%02d" % number for number in range(20)}
         for key in expected:
             await writer.put(key, ttl_ms=TTL_MS)

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from shalekv.errors import OutcomeUnknown, QueueFull, Stopping, StoreBroken
 from shalekv.v1 import kv_pb2
+from shalekv.write.admission import RETRY_AFTER_MS
 from shalekv.write.commit import changes_bytes
 from tests.kit.engine.commits import put as engine_put
 from tests.kit.engine.running_log import quiesce
@@ -105,12 +106,12 @@ async def test_queued_copy_finds_what_landed_meanwhile() -> None:
 @virtual_time(seed=1)
 async def test_time_in_the_queue_is_bounded() -> None:
     """A write not admitted in `admission_timeout_ms` is refused with advice; its key is free."""
-    async with serving(queued_bytes_max=MIB, admission_timeout_ms=500, retry_after_ms=70) as writer:
+    async with serving(queued_bytes_max=MIB, admission_timeout_ms=500) as writer:
         full(writer)
         copies = [await waits(writer, COUNT_UP) for _ in range(2)]
         for refused in await asyncio.gather(*copies, return_exceptions=True):
             assert isinstance(refused, QueueFull)
-            assert refused.retry_after_ms == 70
+            assert refused.retry_after_ms == RETRY_AFTER_MS
         writer.store.let_go()
         await writer.put(b"b")
         assert (await writer.ask(COUNT_UP)).header.seq == 3

@@ -26,6 +26,7 @@ from shalekv.server.service import Call
 from shalekv.settings import CacheSettings, ReaderConfig, ReaderSettings, UrlSettings
 from shalekv.store.api import ObjectStore
 from shalekv.v1 import kv_pb2
+from tests.kit.constants import set_constants
 from tests.kit.engine.replica import BY_HAND, ReplicatedDatabase, pass_s
 from tests.kit.inline_runtime import gathered
 from tests.kit.store import FaultyStore, at_each
@@ -137,8 +138,11 @@ async def test_read_whose_tree_was_lost_begins_again() -> None:
 
 
 @virtual_time(seed=1)
-async def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
+async def test_joining_goes_on_where_what_it_read_was_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A reader that is too late for the log joins again, a bounded number of times."""
+    set_constants(monkeypatch, {"shalekv.replica.follow:PARALLEL_READS_MAX": 1})
     database = await ReplicatedDatabase.created()
     losses = 1
 
@@ -156,11 +160,11 @@ async def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
     losing = at_each("get", names.WAL_FOLDER, lose_the_log)
     store = FaultyStore(database.another_store(), before=losing)
     losses = JOINS_MAX - 1  # or fewer: more than one request may meet a loss
-    reader = await opened(database, store, snapshot="none", reader_parallel_reads=1)
+    reader = await opened(database, store, snapshot="none")
     assert ((await get(reader, b"a")).value, losses) == (b"2", 0)
     losses = 100
     with pytest.raises(ObjectNotFound):
-        await opened(database, store, snapshot="none", reader_parallel_reads=1)
+        await opened(database, store, snapshot="none")
 
 
 @virtual_time(seed=1)

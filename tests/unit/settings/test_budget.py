@@ -54,17 +54,15 @@ def test_the_parts_are_the_budget(memory_bytes: int) -> None:
 @pytest.mark.parametrize("memory_bytes", [16 * MIB, 512 * MIB, 64 * GIB])
 def test_what_follows_fits_its_part(memory_bytes: int) -> None:
     """Compaction begins before half of the memtable is full of entries of 16 + 100 bytes,
-    and one batch, one segment, one message and one session leave space for others.
+    and one batch, one message and one session leave space for others.
     """
     settings = with_memory_shares(given(memory_bytes))
-    writer, limits, cache = settings.writer, settings.limits, settings.cache
+    writer, limits = settings.writer, settings.limits
     assert settings.compactor.wal_trigger_bytes * 436 // 130 < writer.memtable_bytes_max // 2
-    assert writer.memtable_segment_bytes * 8 <= writer.memtable_bytes_max
     assert writer.direct_ingest_bytes * 8 <= writer.memtable_bytes_max
     assert limits.batch_bytes_max * 8 <= memory_bytes
     assert limits.scan_message_bytes * 24 <= limits.result_bytes_max
     assert limits.session_bytes_max * 2 <= limits.sessions_bytes_max
-    assert cache.read_ahead_bytes_max * 24 <= cache.scan_ahead_bytes_max
 
 
 def test_what_is_set_stays_and_the_rest_is_shared() -> None:

@@ -16,7 +16,7 @@ from tests.unit.watch.truth import Change, reported
 
 LARGE: dict[str, Any] = {"direct_ingest_bytes": 65_536}
 KEYS = 3_000  # more than one window of entries that are read at once
-SMALL: dict[str, Any] = {"watch_stream_bytes_max": 65_536, "watch_bytes_max": 262_144}
+SMALL: dict[str, Any] = {"watch_bytes_max": 262_144}
 PUT = kv_pb2.WatchChange.KIND_PUT
 
 

@@ -12,6 +12,7 @@ from shalekv.format import names
 from shalekv.protocol.entry import KeyRange, prefix_end
 from shalekv.v1 import kv_pb2
 from shalekv.watch.history import FOOTER_BYTES
+from tests.kit.constants import set_constants
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.seeds import random_of
@@ -170,7 +171,7 @@ async def test_displaced_commits_are_reported_under_their_final_numbers(seed: in
 SEEDS = range(3)
 WRITES = 80
 KEYS = 30
-SMALL: dict[str, Any] = {"watch_stream_bytes_max": 65_536, "watch_bytes_max": 262_144}
+SMALL: dict[str, Any] = {"watch_bytes_max": 262_144}
 RANGES = [b"", b"k", b"k1", b"k2", b"k15"]
 
 
@@ -242,16 +243,16 @@ def check_previous(commit: kv_pb2.WatchCommit, expected: ValuesBefore, *, is_kno
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_watches_report_exactly_the_log(seed: int) -> None:
+async def test_watches_report_exactly_the_log(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Watches of many ranges, from the past and from now on, report exactly the log, on fast and
     slow streams, during writes with several objects in flight. Values before are unknown only
     where a watch began before the end of the levels.
     """
     random = random_of(f"told_once/{seed}")
     watching = SMALL | {"watch_progress_ms": 10}
-    async with watched(
-        max_parallel_writes=random.choice([1, 4]), watching=watching, memtable_segment_bytes=65_536
-    ) as cluster:
+    set_constants(monkeypatch, {"shalekv.write.recovery:SEGMENT_BYTES_MAX": 65_536})
+    parallel = random.choice([1, 4])
+    async with watched(max_parallel_writes=parallel, watching=watching) as cluster:
         await write(cluster, random, WRITES)
         await compact(cluster.database)
         await follow(cluster.writer)

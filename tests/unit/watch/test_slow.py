@@ -18,7 +18,7 @@ from tests.unit.watch.truth import expected_commits, reported
 
 ALL = KeyRange(b"", b"")
 STREAM_BYTES = 65_536
-SMALL: dict[str, Any] = {"watch_stream_bytes_max": STREAM_BYTES, "watch_bytes_max": 262_144}
+SMALL: dict[str, Any] = {"watch_bytes_max": 262_144}
 VALUE_BYTES = 4_000
 COUNT = 60  # of such values, which is several times what a stream may queue
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 
 from shalekv.errors import MemtableFull, QueueFull, Stopping
 from shalekv.settings import WriterSettings
-from shalekv.write.admission import Admission
+from shalekv.write.admission import RETRY_AFTER_MS, Admission
 from tests.kit.engine.running_log import quiesce
 from tests.kit.virtual_time import virtual_time
 
@@ -57,7 +57,7 @@ async def test_memtable_is_full_at_its_bound() -> None:
     assert not admission.try_admit(41)
     with pytest.raises(MemtableFull, match="not compacted") as caught:
         await admission.wait(41)
-    assert caught.value.retry_after_ms == WriterSettings().retry_after_ms
+    assert caught.value.retry_after_ms == RETRY_AFTER_MS
     assert admission.try_admit(40)
     assert (admission.queued_bytes, admission.waiting_bytes) == (100, 0)
 
@@ -105,7 +105,7 @@ async def test_waiting_bytes_are_bounded() -> None:
     await quiesce()
     with pytest.raises(QueueFull, match="1000 bytes wait already") as caught:
         await admission.wait(1)
-    assert caught.value.retry_after_ms == WriterSettings().retry_after_ms
+    assert caught.value.retry_after_ms == RETRY_AFTER_MS
     admission.release(QUEUED_MAX)
     await asyncio.gather(first, last)
     assert (admission.queued_bytes, admission.waiting_bytes) == (WAITING_MAX, 0)

@@ -25,7 +25,8 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.commit import WalContents
 from shalekv.write.opening import open_log
-from shalekv.write.recovery import RecoveredLog
+from shalekv.write.recovery import OPEN_SNAPSHOT_TTL_S, RecoveredLog
+from tests.kit.constants import draw
 from tests.kit.engine.commits import commit_of, group_of, put
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import quiesce
@@ -156,11 +157,12 @@ async def test_wal_is_protected_while_it_is_replayed() -> None:
     """From the claim to the end of the replay, the manifest has a snapshot under our nonce."""
     database = await Database.created()
     store = HeldStore(database.objects)
-    opening = asyncio.create_task(database.open(store, open_snapshot_ttl_s=100))
+    opening = asyncio.create_task(database.open(store))
     await store.arrived(1)
     (snapshot,) = (await database.manifest()).snapshots
     assert snapshot.manifest_id == (await database.manifest()).manifest_id
-    assert snapshot.snapshot_expire_time_s == await database.store.now_ms() // 1000 + 100
+    now_s = await database.store.now_ms() // 1_000
+    assert snapshot.snapshot_expire_time_s == now_s + OPEN_SNAPSHOT_TTL_S
     store.let_go()
     opened = await opening
     assert snapshot.id == opened.manifest.own.nonce
@@ -171,12 +173,13 @@ async def test_wal_is_protected_while_it_is_replayed() -> None:
 @with_simulation(faults=Faults(timeout_ms=1e6))
 async def test_wal_stays_protected_however_long_it_is_replayed(sim: Simulation) -> None:
     """The snapshot of the opening is renewed while a replay lasts longer than its lifetime."""
+    recovery = "shalekv.write.recovery"
+    draw({f"{recovery}:OPEN_SNAPSHOT_TTL_S": 300, f"{recovery}:REPLAY_PARALLEL_READS": 1})
     await create_database(sim.store_for("a"), sim.runtime_for("a"), StoreSettings())
 
     async def open_on(name: str) -> RecoveredLog:
         cas = CasStore(sim.store_for(name), sim.runtime_for(name), StoreSettings())
-        settings = WriterSettings(open_snapshot_ttl_s=300, replay_parallel_reads=1)
-        return await open_log(cas, settings, address="")
+        return await open_log(cas, WriterSettings(), address="")
 
     for _ in range(4):
         await open_on("a")

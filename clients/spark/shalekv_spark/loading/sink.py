@@ -42,7 +42,7 @@ def write_stream(
 
     Columns and `options` are those of `bulk_load`: upserts, and deletes by the column `op`. Several
     rows with one key in one batch need a rule, `on_duplicate`. `name` is the name of the query, and
-    of the stream in the database, which remembers its last batch until `recent_loads_max_count`
+    of the stream in the database, which remembers its last batch until 1,000
     other streams have committed since. `checkpoint` is the folder where Spark keeps the progress of
     the query; None: a folder with the name of the query, in the place that the session has for
     checkpoints. `trigger` is passed to Spark's `trigger`, such as ``{"availableNow": True}``.

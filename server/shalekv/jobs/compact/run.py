@@ -193,12 +193,11 @@ class Compactions:
     ) -> None:
         """Publish the result, and exchange the lease for a fresh one, in a single edit."""
         own, lease_id = self._manifest.own, held.lease.id
-        recent_loads = self._settings.compactor.recent_loads_max_count
         known = {lease.id for lease in picked_for.leases}
 
         def edit(current: Manifest) -> Manifest:
             check_not_reserved(current, result, known)
-            published = publish(current, own, result, lease_id, recent_loads_max_count=recent_loads)
+            published = publish(current, own, result, lease_id)
             return with_lease(without_lease(published, lease_id), fresh.lease)
 
         await self._manifest.edit(edit, lambda current: is_published(current, own, result))

@@ -28,7 +28,9 @@ from shalekv.protocol.manifest import SYSTEM_LEVEL, Lease, Manifest, SortedRun
 from shalekv.protocol.origins import without_unread
 from shalekv.protocol.sst_table import SstInfo
 
-RECENT_LOADS_COUNT = 1_000  # default number of committed loads that are remembered
+# Committed loads, and streams of loads, that are remembered, so that none is applied twice. Each
+# takes some 50 bytes of the manifest.
+RECENT_LOADS_MAX_COUNT = 1_000
 _MS_PER_S = 1_000
 
 
@@ -93,8 +95,6 @@ def publish(
     own: CompactorId,
     result: Result,
     lease_id: bytes,
-    *,
-    recent_loads_max_count: int = RECENT_LOADS_COUNT,
 ) -> Manifest:
     """Return the manifest with a result of a compactor, whose outputs were written under the lease.
 
@@ -108,7 +108,7 @@ def publish(
             message = f"the SST {info.id.hex()} was not written under the lease {lease_id.hex()}"
             raise LeaseLost(message)
     if isinstance(result, WalResult):
-        return _with_slots(manifest, result, recent_loads_max_count)
+        return _with_slots(manifest, result)
     return _with_merge(manifest, result)
 
 
@@ -149,7 +149,7 @@ def _added_rows(result: Result) -> Iterator[SstInfo]:
             yield from level_rows(load)
 
 
-def _with_slots(manifest: Manifest, result: WalResult, recent_loads_max_count: int) -> Manifest:
+def _with_slots(manifest: Manifest, result: WalResult) -> Manifest:
     slots = result.job.slots
     if not slots or slots.start != manifest.first_uncompacted_wal_id:
         message = (
@@ -164,7 +164,7 @@ def _with_slots(manifest: Manifest, result: WalResult, recent_loads_max_count: i
             manifest,
             load,
             logical_time_ms=result.logical_time_ms,
-            max_count=recent_loads_max_count,
+            max_count=RECENT_LOADS_MAX_COUNT,
         )
     return replace(
         manifest,

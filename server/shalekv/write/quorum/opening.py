@@ -70,7 +70,7 @@ from shalekv.write.recovery import (
     replay_log,
     serve_replayed,
 )
-from shalekv.write.wal import ObjectStoreWal, list_wal
+from shalekv.write.wal import WAL_BLOCK_BYTES, ObjectStoreWal, list_wal
 
 log = structlog.get_logger()
 
@@ -244,7 +244,7 @@ class _OpeningExecutor:
             self._store,
             self._opening.own,
             database_id=self._opening.known.database_id,
-            block_bytes=self._settings.wal_block_bytes,
+            block_bytes=WAL_BLOCK_BYTES,
             now_ms=self._opening_snapshot.time.now_ms,
             last_compacted=_nothing,
         )
@@ -264,7 +264,7 @@ class _OpeningExecutor:
         quorum_log = QuorumLog(ledger, self._context)
         encoding = GroupEncoding(
             manifest.current.database_id,
-            self._settings.wal_block_bytes,
+            WAL_BLOCK_BYTES,
             Codec[self._settings.wal_codec.name],
             time.now_ms,
         )

@@ -13,7 +13,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, Unknown
 from shalekv.store.aws_credentials import keep_secrets_out_of_logs
 from shalekv.store.s3.client import ClientOptions, acquire_client, release_client
-from tests.kit.constants import replace
+from tests.kit.constants import set_constants
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.s3.opening import MIB, URL, new_store, opened
 from tests.kit.s3.scripted_server import Reply, Request, found, scripted, stored
@@ -42,7 +42,7 @@ async def test_an_endpoint_that_is_down() -> None:
 
 async def test_a_server_that_does_not_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that is not made in time has sent nothing."""
-    replace(monkeypatch, {"shalekv.store.retry:CONNECT_TIMEOUT_MS": 100})
+    set_constants(monkeypatch, {"shalekv.store.retry:CONNECT_TIMEOUT_MS": 100})
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         address = full.getsockname()
         fillers = [socket.socket() for _ in range(4)]

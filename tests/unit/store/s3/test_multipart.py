@@ -17,7 +17,7 @@ import pytest
 from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.store.api import Created, Exists, Recovered, RequestKind, Unknown
 from shalekv.store.s3 import uploads as multipart
-from tests.kit.constants import replace
+from tests.kit.constants import set_constants
 from tests.kit.s3.opening import FOLDER, MIB, opened
 from tests.kit.s3.scripted_server import Broken, Reply, Request, refused, scripted, stored
 
@@ -29,7 +29,7 @@ NAME = "levels/1.sst"
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "shalekv.store.s3.store"
-    replace(monkeypatch, {f"{module}:PART_BYTES": 5 * MIB, f"{module}:PART_UPLOADS_MAX": 2})
+    set_constants(monkeypatch, {f"{module}:PART_BYTES": 5 * MIB, f"{module}:PART_UPLOADS_MAX": 2})
 
 
 @dataclass
