@@ -56,6 +56,82 @@ class Manifests(Protocol):
         ...
 
 
+class LiveSnapshots:
+    """Finds snapshots that exist and have not expired, by polls that all calls share."""
+
+    def __init__(self, store: CasStore, manifest: Manifests) -> None:
+        """Begin without a poll; `manifest` is that of the database in `store`."""
+        self._store = store
+        self._clock = store.runtime.clock
+        self._manifest = manifest
+        self._polling = asyncio.Lock()
+        self._begun = self._ended = 0  # polls of the manifest: the numbers of the last ones
+        self._polled_ms: float | None = None  # start of the last poll that has ended
+        self._measured_ms: float | None = None  # when the store's clock was read
+        self._ahead_ms = 0.0  # of the store's clock, relative to ours
+
+    @property
+    def manifest(self) -> Manifest:
+        """The newest manifest that was seen."""
+        return self._manifest.current
+
+    async def find(self, snapshot_id: bytes) -> Snapshot | None:
+        """Return the snapshot as it was in the manifest at most `POLL_MS` ago; None: it is gone.
+
+        While the store does not answer, the manifest that was seen last is used. Raises
+        `StoreUnavailable` if there was no poll yet, or if the snapshot is not in that manifest.
+        """
+        now_ms = self._clock.monotonic_ms()
+        if self._polled_ms is None or now_ms - self._polled_ms >= POLL_MS:
+            try:
+                await self._poll(self._ended)
+            except StoreUnavailable as error:
+                if self._polled_ms is None:
+                    raise
+                log.warning("snapshots are read as they were last seen", error=str(error))
+        # Otherwise it may have been created or renewed since the last poll.
+        return self._living(snapshot_id) or await self.find_now(snapshot_id)
+
+    async def find_now(self, snapshot_id: bytes) -> Snapshot | None:
+        """Return the snapshot as it is in the manifest now; None: it is gone.
+
+        Raises `StoreUnavailable`.
+        """
+        self._measured_ms = None  # so that a jump of our clock does not expire it
+        await self.refresh()
+        return self._living(snapshot_id)
+
+    async def refresh(self) -> Manifest:
+        """Return the manifest of a poll that is sent after this call."""
+        await self._poll(self._begun)
+        return self.manifest
+
+    def forget_poll(self) -> None:
+        """Let the next call of `find` poll, since snapshots were changed here."""
+        self._polled_ms = None
+
+    def _living(self, snapshot_id: bytes) -> Snapshot | None:
+        found = find_snapshot(self.manifest, snapshot_id)
+        now_ms = self._clock.monotonic_ms() + self._ahead_ms
+        if found is None or found.ssts_only or is_expired(found, now_ms / 1_000):
+            return None
+        return found
+
+    async def _poll(self, after: int) -> None:
+        """Return when a poll with a number greater than `after` has ended; calls share polls."""
+        async with self._polling:
+            if self._ended > after:
+                return
+            self._begun += 1
+            began_ms = self._clock.monotonic_ms()
+            if self._measured_ms is None or began_ms - self._measured_ms >= CLOCK_POLL_MS:
+                reported_ms = await self._store.now_ms()
+                self._ahead_ms = reported_ms - self._clock.monotonic_ms()
+                self._measured_ms = began_ms
+            await self._manifest.refresh()
+            self._polled_ms, self._ended = began_ms, self._begun
+
+
 class SnapshotViews:
     """The states of the snapshots that are read in this process."""
 
@@ -65,8 +141,7 @@ class SnapshotViews:
         """Begin without states; `manifest` is that of the database in `store`."""
         self.store = store
         self.limits = limits
-        self._clock = store.runtime.clock
-        self._manifest = manifest
+        self.live = LiveSnapshots(store, manifest)
         self._ssts = ssts
         self._kept: Cache[bytes, OpenView] = Cache(limits.snapshot_view_bytes_max)
         # Each counts for at least so many bytes, which bounds their number.
@@ -74,11 +149,6 @@ class SnapshotViews:
         # States that reads use now, whether cached or not: none is read a second time.
         self._in_use: WeakValueDictionary[bytes, OpenView] = WeakValueDictionary()
         self._replaying = asyncio.Semaphore(REPLAYS_MAX)
-        self._polling = asyncio.Lock()
-        self._begun = self._ended = 0  # polls of the manifest: the numbers of the last ones
-        self._polled_ms: float | None = None  # start of the last poll that has ended
-        self._measured_ms: float | None = None  # when the store's clock was read
-        self._ahead_ms = 0.0  # of the store's clock, relative to ours
 
     @property
     def held_bytes(self) -> int:
@@ -99,66 +169,27 @@ class SnapshotViews:
         return opened
 
     async def check(self, snapshot_id: bytes) -> Snapshot:
-        """Return the snapshot as it is in the manifest now. Raises `SnapshotNotFound`.
+        """Return the snapshot as `LiveSnapshots.find`. Raises `SnapshotNotFound`.
 
         A snapshot that was deleted elsewhere is found for a few seconds more. This is harmless:
-        objects never change, and a reader that misses one calls `explain`. While the store does not
-        answer, the manifest that was seen last is used.
+        objects never change, and a reader that misses one calls `explain`.
         """
-        now_ms = self._clock.monotonic_ms()
-        if self._polled_ms is None or now_ms - self._polled_ms >= POLL_MS:
-            try:
-                await self._poll(self._ended)
-            except StoreUnavailable as error:
-                if self._polled_ms is None:
-                    raise
-                log.warning("snapshots are read as they were last seen", error=str(error))
-        found = self._living(snapshot_id)
-        if found is None:  # it may have been created or renewed since the last poll
-            self._measured_ms = None  # so that a jump of our clock does not expire it
-            await self._poll(self._begun)
-            found = self._living(snapshot_id)
+        found = await self.live.find(snapshot_id)
         if found is None:
             raise self._gone(snapshot_id)
         return found
 
     async def explain(self, error: ShaleError, snapshot_id: bytes) -> ShaleError:
         """Return the reason why a read of a snapshot failed: `error`, unless it is gone."""
-        self._measured_ms = None
         try:
-            await self._poll(self._begun)
+            found = await self.live.find_now(snapshot_id)
         except StoreUnavailable as unavailable:
             return unavailable
-        return error if self._living(snapshot_id) else self._gone(snapshot_id)
-
-    def look_again(self) -> None:
-        """Let the next reader see what was done to the snapshots until now."""
-        self._polled_ms = None
-
-    def _living(self, snapshot_id: bytes) -> Snapshot | None:
-        found = find_snapshot(self._manifest.current, snapshot_id)
-        now_ms = self._clock.monotonic_ms() + self._ahead_ms
-        if found is None or found.ssts_only or is_expired(found, now_ms / 1_000):
-            return None
-        return found
+        return error if found else self._gone(snapshot_id)
 
     def _gone(self, snapshot_id: bytes) -> SnapshotNotFound:
         self._kept.drop(snapshot_id)
-        return not_found(snapshot_id, self._manifest.current)
-
-    async def _poll(self, after: int) -> None:
-        """Return when a poll with a number greater than `after` has ended; calls share polls."""
-        async with self._polling:
-            if self._ended > after:
-                return
-            self._begun += 1
-            began_ms = self._clock.monotonic_ms()
-            if self._measured_ms is None or began_ms - self._measured_ms >= CLOCK_POLL_MS:
-                reported_ms = await self.store.now_ms()
-                self._ahead_ms = reported_ms - self._clock.monotonic_ms()
-                self._measured_ms = began_ms
-            await self._manifest.refresh()
-            self._polled_ms, self._ended = began_ms, self._begun
+        return not_found(snapshot_id, self.live.manifest)
 
     async def _load(self, snapshot: Snapshot) -> Sized[OpenView]:
         async with self._replaying:
@@ -168,14 +199,13 @@ class SnapshotViews:
                 raise await self.explain(error, snapshot.id) from error
             # A slot that was collected could be filled again (F1). The state is valid if the
             # snapshot kept the WAL while it was read, which a poll that is sent now shows.
-            await self._poll(self._begun)
-            found = find_snapshot(self._manifest.current, snapshot.id)
+            found = find_snapshot(await self.live.refresh(), snapshot.id)
             if found is None or found.ssts_only:
                 raise self._gone(snapshot.id)
             return loaded
 
     async def _read(self, snapshot: Snapshot) -> Sized[OpenView]:
-        manifest = self._manifest.current
+        manifest = self.live.manifest
         if manifest.manifest_id != snapshot.manifest_id:
             manifest, _ = await read_pinned(self.store, manifest, snapshot.manifest_id)
         version = await self.store.runtime.workers.run(Version.of, manifest)

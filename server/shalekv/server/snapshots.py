@@ -86,7 +86,7 @@ class SnapshotAdmin:
         """Delete a snapshot; in this process, reads of it fail from the next one on."""
         self._check(request.header, call)
         await self._snapshots.delete(_called(request))
-        self._views.look_again()
+        self._views.live.forget_poll()
         return admin_pb2.DeleteSnapshotReply(header=self._reply_header())
 
     def _check(self, header: kv_pb2.RequestHeader, call: Call) -> None:

@@ -98,7 +98,7 @@ async def test_deletion_is_noticed_soon() -> None:
         await views.open(first.id)
     await views.open(second.id)
     await database.snapshots().delete(second.id.hex())
-    views.look_again()
+    views.live.forget_poll()
     with pytest.raises(SnapshotNotFound):
         await views.open(second.id)
 
