@@ -22,9 +22,9 @@ A process for a single database ends with its compactor; its parent decides what
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from structlog.contextvars import bound_contextvars
@@ -42,7 +42,7 @@ from shalekv.errors import (
 )
 from shalekv.jobs.compact.claim import CompactorLeases, claim_compaction
 from shalekv.jobs.compact.parts import OwnProcessParts, PartRunner
-from shalekv.jobs.compact.run import Compactions, MergeSlots, list_backlog
+from shalekv.jobs.compact.run import CompactionCounters, Compactions, MergeSlots, list_backlog
 from shalekv.protocol.compaction.jobs import MergeJob, WalJob
 from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy
 from shalekv.protocol.compaction.publish import CompactorId, reservations
@@ -53,6 +53,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactedManifest
 from shalekv.store.retry import Backoff
+from shalekv.write.logical_time import StoreTime
 
 # Merges of the WAL that may run at once, and as many of levels: a merge that waits for a slow store
 # does not hold up those of other databases.
@@ -60,9 +61,86 @@ MERGES_MAX = 2
 RETRY_MS_MAX = 60_000
 CLOSE_S = 2  # timeout for giving up leases; those that are left expire
 _FAILURES_MAX = 10  # in a row; an object that is missing after so many will not come back
-_NOW_KEPT_MS = 60_000  # interval between requests for the store's clock
+_CLOCK_INTERVAL_MS = 60_000  # between requests for the store's clock
 
 log = structlog.get_logger()
+
+
+class _Hurry:
+    """A request to compact at once everything that is in the WAL when it is accepted."""
+
+    def __init__(self, asked: asyncio.Event) -> None:
+        """`asked` is set by the owner of the compactor."""
+        self._asked = asked
+        self._end_wal_id = 0
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is a request that is not accepted yet."""
+        return self._asked.is_set()
+
+    def accept(self, end_wal_id: int) -> None:
+        """Accept a request, if there is one: it concerns the slots before `end_wal_id`."""
+        if self._asked.is_set():
+            self._asked.clear()
+            self._end_wal_id = end_wal_id
+
+    def concerns(self, wal_id: int) -> bool:
+        """Whether this slot has to be compacted at once."""
+        return wal_id < self._end_wal_id
+
+    async def wait_asked(self) -> None:
+        """Wait for a request."""
+        await self._asked.wait()
+
+
+class _BackgroundMerge:
+    """The merge of levels that runs beside the loop of a compactor; one at a time."""
+
+    def __init__(self) -> None:
+        """Begin without a merge."""
+        self._task: asyncio.Task[None] | None = None
+        self._failure: ShaleError | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a merge runs."""
+        return self._task is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a merge has ended since `raise_failure` was called last."""
+        return self._ended.is_set()
+
+    def raise_failure(self) -> None:
+        """Raise the error of the merge that has ended, once."""
+        self._ended.clear()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def start(self, tasks: asyncio.TaskGroup, run: Callable[[], Awaitable[object]]) -> None:
+        """Start a merge in `tasks`. REQUIRES: none runs."""
+        self._task = tasks.create_task(self._guarded(run))
+
+    def cancel(self) -> None:
+        """Cancel the merge that runs, if there is one."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def wait_end(self) -> None:
+        """Wait until a merge has ended, as `has_ended` says."""
+        await self._ended.wait()
+
+    async def _guarded(self, run: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await run()
+        except ShaleError as error:
+            self._failure = error
+        finally:
+            self._task = None
+            self._ended.set()
 
 
 class Compactor:
@@ -83,22 +161,15 @@ class Compactor:
         self._store = store
         self._manifest = manifest
         self._leases = leases
-        self._settings = settings.compactor
-        self._clock = store.runtime.clock
-        self._hurry = hurry
-        self._hurried_until = 0  # WAL slots below this one are compacted at once
+        self._hurry = _Hurry(hurry)
         self._policy = LeveledPolicy(settings.compactor, settings.levels)
         self._compactions = Compactions(store, manifest, leases, settings, parts, slots)
-        self._merging: asyncio.Task[None] | None = None
-        self._merge_failure: ShaleError | None = None
-        self._merge_over = asyncio.Event()
-        self._store_now_ms = 0
-        self._asked_at_ms = -math.inf
-        idle_poll_ms = self._settings.compactor_idle_poll_ms
-        self._poll = IdlePoll(self._settings.compactor_poll_ms, idle_poll_ms)
+        self._merge = _BackgroundMerge()
+        self._store_time = StoreTime(store, _CLOCK_INTERVAL_MS)
+        idle_poll_ms = settings.compactor.compactor_idle_poll_ms
+        self._poll = IdlePoll(settings.compactor.compactor_poll_ms, idle_poll_ms)
         first_ms, longest_ms = store.backoff.first_ms, store.backoff.longest_ms
         self._failing = Backoff(first_ms, max(longest_ms, idle_poll_ms))
-        self.counters = self._compactions.counters
 
     @classmethod
     async def open(
@@ -143,6 +214,11 @@ class Compactor:
         return self._manifest.own.epoch
 
     @property
+    def counters(self) -> CompactionCounters:
+        """What this compactor has done so far."""
+        return self._compactions.counters
+
+    @property
     def own(self) -> CompactorId:
         """The epoch that this compactor has won, and its nonce."""
         return self._manifest.own
@@ -161,8 +237,7 @@ class Compactor:
             except ShaleError as error:  # raised below, because the group would wrap it
                 failure = error
             finally:
-                if self._merging is not None:
-                    self._merging.cancel()
+                self._merge.cancel()
         if failure is not None:
             raise failure
 
@@ -193,7 +268,7 @@ class Compactor:
                 failures = 0
             if is_busy:
                 continue
-            if is_once and self._merging is None:
+            if is_once and not self._merge.is_running:
                 return
             await self._wait(self._poll.wait_ms)
 
@@ -204,7 +279,7 @@ class Compactor:
         """
         wait_ms = self._failing.wait_ms(failures, self._store.runtime.random)
         at_least_ms = min(wait_ms, self._store.backoff.longest_ms)
-        await self._clock.sleep_ms(at_least_ms)
+        await self._store.runtime.clock.sleep_ms(at_least_ms)
         if wait_ms > at_least_ms:
             await self._wait(wait_ms - at_least_ms)
 
@@ -213,71 +288,49 @@ class Compactor:
 
         Returns True if there may be more to do at once.
         """
-        self._merge_over.clear()
-        failure, self._merge_failure = self._merge_failure, None
-        if failure is not None:
-            raise failure
+        self._merge.raise_failure()
         manifest = await self._manifest.refresh()
         state = await self._read_state(manifest)
-        if self._merge_over.is_set():  # a merge ended meanwhile: the state may be outdated
+        if self._merge.has_ended:  # meanwhile: the state may be outdated
             return True
         job = self._policy.pick(state)
-        if isinstance(job, WalJob) or (job is not None and job.is_move and not self._merging):
+        if isinstance(job, WalJob) or (
+            job is not None and job.is_move and not self._merge.is_running
+        ):
             await self._compactions.run(job, manifest, state.version, self._is_hurried)
             return True
-        if isinstance(job, MergeJob) and self._merging is None:
-            self._merging = tasks.create_task(self._merge(job, manifest, state.version))
+        if isinstance(job, MergeJob) and not self._merge.is_running:
+            run = self._compactions.run
+            merge = partial(run, job, manifest, state.version, self._is_hurried)
+            self._merge.start(tasks, merge)
         return False
 
     async def _read_state(self, manifest: Manifest) -> CompactionState:
-        now_ms = await self._now_ms()
+        now_ms = await self._store_time.now_ms()  # only the choice of jobs depends on it
         first = manifest.first_uncompacted_wal_id
         wal = await list_backlog(self._store, first, now_ms)
         self._poll.observe((manifest.manifest_id, first + wal.filled))
-        if self._hurry.is_set():
-            self._hurry.clear()
-            self._hurried_until = first + wal.filled
+        self._hurry.accept(first + wal.filled)
         reserved = [lease.reserved_seq or 0 for lease in reservations(manifest, now_ms)]
         return CompactionState(
             Version.of(manifest),
             wal,
-            is_hurried=first < self._hurried_until,
+            is_hurried=self._hurry.concerns(first),
             now_ms=now_ms,
             reserved_seq=max(reserved, default=None),
         )
 
-    async def _now_ms(self) -> int:
-        """Return the store's clock, for ages on which only the choice of jobs depends.
-
-        It is requested every `_NOW_KEPT_MS` at most; the local clock adds the time since then.
-        """
-        passed_ms = self._clock.monotonic_ms() - self._asked_at_ms
-        if not 0 <= passed_ms < _NOW_KEPT_MS:
-            self._store_now_ms = await self._store.now_ms()
-            self._asked_at_ms, passed_ms = self._clock.monotonic_ms(), 0.0
-        return self._store_now_ms + int(passed_ms)
-
-    async def _merge(self, job: MergeJob, manifest: Manifest, version: Version) -> None:
-        """Merge beside the loop, which is woken at the end."""
-        try:
-            await self._compactions.run(job, manifest, version, self._is_hurried)
-        except ShaleError as error:
-            self._merge_failure = error
-        finally:
-            self._merging = None
-            self._merge_over.set()
-
     def _is_hurried(self) -> bool:
-        manifest = self._manifest.current
-        return self._hurry.is_set() or manifest.first_uncompacted_wal_id < self._hurried_until
+        first = self._manifest.current.first_uncompacted_wal_id
+        return self._hurry.is_asked or self._hurry.concerns(first)
 
     async def _wait(self, longest_ms: float) -> None:
         """Wait for `longest_ms`, for a hurry, or for the end of the merge."""
         async with asyncio.TaskGroup() as waits:
             reasons = (
-                waits.create_task(self._clock.sleep_ms(longest_ms)),
-                waits.create_task(self._hurry.wait()),
-                waits.create_task(self._merge_over.wait()),
+                waits.create_task(self._store.runtime.clock.sleep_ms(longest_ms)),
+                waits.create_task(self._hurry.wait_asked()),
+                waits.create_task(self._merge.wait_end()),
             )
 
             def end(_first: object) -> None:

@@ -185,9 +185,10 @@ async def last_time_ms(store: CasStore, manifest: Manifest) -> int:
 
 
 class StoreTime:
-    """Converts times of the store's clock to monotonic times of this process.
+    """Converts between times of the store's clock and monotonic times of this process.
 
-    The two clocks are compared from time to time.
+    The two clocks are compared from time to time, which takes a request. The store's clock is taken
+    to be ahead by as much as it can be: by the duration of that request at most, it is less.
     """
 
     def __init__(self, store: CasStore, interval_ms: float) -> None:
@@ -203,8 +204,17 @@ class StoreTime:
 
         Raises `StoreUnavailable`.
         """
+        await self._compare()
+        return store_ms - self._ahead_ms - UNSURE_MS
+
+    async def now_ms(self) -> int:
+        """The time that the store's clock shows now. Raises `StoreUnavailable`."""
+        await self._compare()
+        return int(self._clock.monotonic_ms() + self._ahead_ms)
+
+    async def _compare(self) -> None:
+        """Read the store's clock, unless it was read less than the interval ago."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._compared_ms >= self._interval_ms:
             self._ahead_ms = await self._store.now_ms() - now_ms
             self._compared_ms = now_ms
-        return store_ms - self._ahead_ms - UNSURE_MS

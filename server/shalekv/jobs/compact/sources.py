@@ -77,6 +77,28 @@ def joined(parts: Sequence[Columns]) -> Columns:
     )
 
 
+class _OpenSst:
+    """An SST of a run, and its blocks that are not fetched yet."""
+
+    def __init__(self, info: SstInfo, index: BlockIndex, blocks: range, group_bytes: float) -> None:
+        """`group_bytes` is the size of the adjacent blocks that are fetched at once."""
+        self.info = info
+        self.index = index
+        self.blocks = blocks
+        self._group_bytes = group_bytes
+
+    def take_group(self) -> range:
+        """Take the next blocks to fetch. REQUIRES: there are blocks."""
+        size_bytes = count = 0
+        for number in self.blocks:
+            size_bytes += self.index[number].length
+            if count and size_bytes > self._group_bytes:
+                break
+            count += 1
+        group, self.blocks = self.blocks[:count], self.blocks[count:]
+        return group
+
+
 class RunSource:
     """A sorted run, SSTs that do not overlap, as one stream of the rows of a section.
 
@@ -97,10 +119,7 @@ class RunSource:
         self._section = section
         self._keys = keys
         self._memory_bytes = memory_bytes
-        self._info: SstInfo | None = None
-        self._index: BlockIndex | None = None
-        self._blocks = range(0)  # of the open SST, not fetched yet
-        self._group_bytes = 0.0
+        self._open: _OpenSst | None = None
         self._fetching: tuple[BlockIndex, range, asyncio.Task[bytes | ShaleError]] | None = None
         self._tombstones: list[Entry] = []
         self.rows = NO_ROWS
@@ -145,37 +164,29 @@ class RunSource:
 
     async def _fetch(self, tasks: asyncio.TaskGroup) -> None:
         """Start to fetch the next group of blocks, if there is one."""
-        while not self._blocks and self._unopened:
-            await self._open(self._unopened.pop())
-        if not self._blocks or self._info is None or self._index is None:
+        while (self._open is None or not self._open.blocks) and self._unopened:
+            self._open = await self._opened(self._unopened.pop())
+        opened = self._open
+        if opened is None or not opened.blocks:
             return
-        numbers = self._next_group(self._index)
-        self._blocks = self._blocks[len(numbers) :]
-        reading = tasks.create_task(_outcome(self._reader, self._info, self._index, numbers))
-        self._fetching = (self._index, numbers, reading)
+        numbers = opened.take_group()
+        reading = tasks.create_task(_outcome(self._reader, opened.info, opened.index, numbers))
+        self._fetching = (opened.index, numbers, reading)
 
-    async def _open(self, info: SstInfo) -> None:
+    async def _opened(self, info: SstInfo) -> _OpenSst:
+        """Read the metadata of the next SST, and its range tombstones."""
         metadata = await self._reader.metadata(info)
         contents, index = metadata.footer.contents, metadata.index
         logical_bytes = contents.key_bytes + contents.value_bytes
         expansion = (logical_bytes + ENTRY_BYTES * contents.entry_count) / info.size_bytes
         # Half of the memory is for the decoded rows, half for the group that is fetched.
-        self._group_bytes = self._memory_bytes / 2 / max(expansion, 1.0)
-        self._info, self._index = info, index
-        self._blocks = blocks_between(index, self._section, *self._keys)
+        group_bytes = self._memory_bytes / 2 / max(expansion, 1.0)
+        blocks = blocks_between(index, self._section, *self._keys)
         ranges = index.blocks_of(Section.RANGE_TOMBSTONES)
         if ranges:
             data = await self._reader.blocks(info, index, ranges)
             self._tombstones += columns_of_blocks(index, ranges, data).entries()
-
-    def _next_group(self, index: BlockIndex) -> range:
-        blocks, size_bytes, count = self._blocks, 0, 0
-        for number in blocks:
-            size_bytes += index[number].length
-            if count and size_bytes > self._group_bytes:
-                break
-            count += 1
-        return blocks[:count]
+        return _OpenSst(info, index, blocks, group_bytes)
 
     def _within(self, rows: Columns) -> Columns:
         start, end = self._keys
