@@ -16,7 +16,7 @@ from shalekv.store.api import (
     IsCollected,
     ObjectInfo,
     ObjectStore,
-    Recovered,
+    Repaired,
     StoredObject,
     Unknown,
     nothing_is_collected,
@@ -259,7 +259,7 @@ class FaultyStore(ObjectStore):
     async def now_ms(self) -> int:
         return await self._read("now_ms", "", self.inner.now_ms)
 
-    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Repaired:
         return await self._read("repair", "", lambda: self.inner.repair(is_collected))
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from shalekv.store.api import (
     IsCollected,
     ObjectInfo,
     ObjectStore,
-    Recovered,
+    Repaired,
     RequestCounts,
     RequestKind,
     StoredObject,
@@ -113,8 +113,8 @@ class SimStoreClient(ObjectStore):
         now_ms = await self._read("now_ms", "", lambda store: store.now_ms())
         return now_ms + self._objects.misled_ms.get(self._node.name, 0)
 
-    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
-        return Recovered()
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Repaired:  # noqa: ARG002
+        return Repaired()
 
     async def close(self) -> None:
         self._closed = True

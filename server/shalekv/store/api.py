@@ -128,7 +128,7 @@ class StoredObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class Repaired:
     """Counts of what `ObjectStore.repair` has done."""
 
     completed: int = 0  # interrupted creates that were completed
@@ -198,7 +198,7 @@ class ObjectStore(abc.ABC):
         """Read the store's own clock: milliseconds since the Unix epoch."""
 
     @abc.abstractmethod
-    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Repaired:
         """Complete creates that crashed half-way; delete records of collected objects.
 
         Where `create` is one request there is nothing to complete, and no request is sent, except

@@ -27,7 +27,7 @@ from shalekv.store.api import (
     IsCollected,
     ObjectInfo,
     ObjectStore,
-    Recovered,
+    Repaired,
     StoredObject,
     Unknown,
     nothing_is_collected,
@@ -245,14 +245,14 @@ class CasStore:
         """Read the store's own clock: milliseconds since the Unix epoch."""
         return await self._repeat(self.counts.of(Operation.NOW_MS), self._store.now_ms)
 
-    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Repaired:
         """Complete creates that crashed half-way, and log it: see `ObjectStore.repair`."""
         count = self.counts.of(Operation.REPAIR)
-        recovered = await self._repeat(count, self._store.repair, is_collected)
-        count.objects += recovered.completed
-        if recovered != Recovered():
-            log.info("creates recovered", url=self.url, **asdict(recovered))
-        return recovered
+        repaired = await self._repeat(count, self._store.repair, is_collected)
+        count.objects += repaired.completed
+        if repaired != Repaired():
+            log.info("creates recovered", url=self.url, **asdict(repaired))
+        return repaired
 
     async def pause(self, failed_attempts: int) -> None:
         """Wait before the next attempt; `failed_attempts` is at least 1."""

@@ -35,7 +35,7 @@ from shalekv.store.api import (
     IsCollected,
     ObjectInfo,
     ObjectStore,
-    Recovered,
+    Repaired,
     RequestCounts,
     RequestKind,
     StoredObject,
@@ -177,8 +177,8 @@ class LocalStore(ObjectStore):
         self.sent.add(RequestKind.READ)
         return await self._runtime.workers.run(self._now_ms)
 
-    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
-        return Recovered()
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Repaired:  # noqa: ARG002
+        return Repaired()
 
     async def close(self) -> None:
         """Do nothing: no file stays open between calls, and the workers belong to the runtime."""

@@ -19,7 +19,7 @@ from shalekv.store.api import (
     IsCollected,
     ObjectInfo,
     PlainStore,
-    Recovered,
+    Repaired,
     RequestCounts,
     RequestKind,
     StoredObject,
@@ -156,8 +156,8 @@ class MemoryStore(PlainStore):
         self.sent.add(RequestKind.READ)
         return self._clock_ms()
 
-    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
-        return Recovered()
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Repaired:  # noqa: ARG002
+        return Repaired()
 
     async def close(self) -> None:
         """Do nothing: the objects stay, for other stores with the same `objects`."""

@@ -27,7 +27,7 @@ class FailingFileSystem(FileSystem):
         """Make this call fail from now on, after `after` successful ones."""
         self._failures[call] = (error, after)
 
-    def recover(self) -> None:
+    def clear_failures(self) -> None:
         self._failures.clear()
 
     def write(self, descriptor: int, data: memoryview) -> int:

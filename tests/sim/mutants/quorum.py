@@ -28,7 +28,7 @@ from shalekv.server.safekeeper.log_objects import LogObjects
 from shalekv.server.safekeeper.member import LocalMember
 from shalekv.server.safekeeper.membership_status import HostedMember, MembershipStatus
 from shalekv.settings import SafekeeperSettings
-from shalekv.store.api import Created, CreateOutcome, Exists, Recovered, Unknown
+from shalekv.store.api import Created, CreateOutcome, Exists, Repaired, Unknown
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.two_phase.store import (
     Repair,
@@ -93,8 +93,8 @@ async def forget_all(self: Repair, batch: list[CreateRecord]) -> int:
     return len(batch)
 
 
-async def complete_nothing(self: Repair) -> Recovered:
-    return Recovered(forgotten=await self._forget())
+async def complete_nothing(self: Repair) -> Repaired:
+    return Repaired(forgotten=await self._forget())
 
 
 TWO_PHASE = (

@@ -14,7 +14,7 @@ from shalekv.protocol.manifest import CasMode
 from shalekv.runtime import Runtime
 from shalekv.server.database import create_database
 from shalekv.settings import StoreSettings
-from shalekv.store.api import ObjectStore, Recovered, Unknown
+from shalekv.store.api import ObjectStore, Repaired, Unknown
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.two_phase.records import MemoryRecords, Table
@@ -64,11 +64,11 @@ async def test_half_done_creates_are_completed() -> None:
     await sim.crash_creating(NAME)
     assert sim.objects.find(NAME) is None
     outcome = await recover_store(sim.cas())
-    assert outcome == (CasMode.TWO_PHASE, Recovered(completed=1), None)
+    assert outcome == (CasMode.TWO_PHASE, Repaired(completed=1), None)
     found = sim.objects.find(NAME)
     assert found is not None
     assert found.data == b"data"
-    assert (await recover_store(sim.cas())).recovered == Recovered()
+    assert (await recover_store(sim.cas())).recovered == Repaired()
 
 
 async def test_a_creation_that_crashed_is_completed() -> None:
@@ -79,7 +79,7 @@ async def test_a_creation_that_crashed_is_completed() -> None:
     assert manifest is not None
     await sim.crash_creating(manifest.info.name, manifest.data)
     outcome = await recover_store(sim.cas())
-    assert (outcome.recovered, outcome.missing) == (Recovered(completed=1), None)
+    assert (outcome.recovered, outcome.missing) == (Repaired(completed=1), None)
     assert (await recover_store(sim.cas())).missing is None
 
 

@@ -49,7 +49,7 @@ async def test_a_failed_sync_breaks_the_store(
     disk.fail("fsync", error, after=after)
     with pytest.raises(StoreBroken):
         await store.create(NAME, BODY)
-    disk.recover()
+    disk.clear_failures()
     disk.calls.clear()
     with pytest.raises(StoreBroken, match="fsync of"):
         await store.create("wal/2.sst", b"")
@@ -80,7 +80,7 @@ async def test_a_full_disk_is_told_and_passes(
             await store.create(NAME, BODY)
         assert raised.value.name == NAME
         assert await names(store) == []
-    disk.recover()
+    disk.clear_failures()
     assert await store.create(NAME, BODY) == Created()
     assert (await store.get(NAME)).data == BODY
     assert await names(store) == [NAME]
@@ -103,7 +103,7 @@ async def test_what_breaks_the_store(
     disk.fail(call, error)
     with pytest.raises(StoreBroken, match=problem):
         await store.create(NAME, b"x")
-    disk.recover()
+    disk.clear_failures()
     with pytest.raises(StoreBroken, match=problem):
         await store.create("wal/2.sst", b"x")
 
@@ -123,7 +123,7 @@ async def test_a_link_that_failed(
             await store.create(NAME, b"x")
     else:
         assert isinstance(await store.create(NAME, b"x"), Unknown)
-    disk.recover()
+    disk.clear_failures()
     assert await store.create(NAME, b"x") == Created()
 
 
@@ -133,7 +133,7 @@ async def test_an_unremovable_temporary_file_is_no_failure(
     """An object is created although its temporary name stays, which a list shows."""
     disk.fail("unlink", errno.EACCES)
     assert await store.create(NAME, b"x") == Created()
-    disk.recover()
+    disk.clear_failures()
     shown = await names(store)
     assert len(shown) == 3
     await store.delete([name for name in shown if name.endswith(".tmp")])
@@ -149,7 +149,7 @@ async def test_reads_that_fail_can_be_repeated(
     disk.fail(call, errno.EIO)
     with pytest.raises(StoreUnavailable):
         await store.get("wal/0.sst")
-    disk.recover()
+    disk.clear_failures()
     assert (await store.get("wal/0.sst")).data == b"zero"
     assert await store.create(NAME, BODY) == Created()
     assert disk.calls.count("write") >= 10
@@ -185,7 +185,7 @@ async def test_folders_that_cannot_be_made(
     with pytest.raises(StoreRefused, match=problem) as raised:
         await store.create(NAME, BODY)
     assert not raised.value.may_pass
-    disk.recover()
+    disk.clear_failures()
     assert await store.create(NAME, BODY) == Created()
 
 

@@ -12,7 +12,7 @@ from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.output import Format, format_option, print_record, printing
 from shalekv.errors import DatabaseNotFound
 from shalekv.protocol.manifest import CasMode
-from shalekv.store.api import Recovered
+from shalekv.store.api import Repaired
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 
@@ -43,7 +43,7 @@ Examples:
 def recover(*, url: str, output_format: Format) -> None:
     """Complete the creates, and print their numbers."""
     outcome = read_store(url, recover_store)
-    if outcome.missing is not None and outcome.recovered == Recovered():
+    if outcome.missing is not None and outcome.recovered == Repaired():
         raise outcome.missing
     with printing():
         record = {"cas": outcome.cas.name.lower(), **asdict(outcome.recovered)}
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
     """The outcome of `recover_store`."""
 
     cas: CasMode
-    recovered: Recovered
+    recovered: Repaired
     missing: DatabaseNotFound | None = None  # set if there is still no database
 
 

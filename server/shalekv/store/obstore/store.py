@@ -26,7 +26,7 @@ from shalekv.store.api import (
     IsCollected,
     ObjectInfo,
     ObjectStore,
-    Recovered,
+    Repaired,
     RequestCounts,
     RequestKind,
     StoredObject,
@@ -258,8 +258,8 @@ class ObstoreStore(ObjectStore):
         self._latest_ms = max(self._latest_ms, info.modified_ms)
         return self._latest_ms
 
-    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
-        return Recovered()
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Repaired:  # noqa: ARG002
+        return Repaired()
 
     async def close(self) -> None:
         self._bucket.close()

@@ -24,7 +24,7 @@ from shalekv.store.api import (
     IsCollected,
     ObjectInfo,
     PlainStore,
-    Recovered,
+    Repaired,
     RequestCounts,
     RequestKind,
     StoredObject,
@@ -164,11 +164,11 @@ class S3Store(PlainStore):
             call = requests.time_of_day(self._bucket, self._key(NO_OBJECT))
             return self._calls.clock_ms(await self._calls.attempt(RequestKind.READ, "now", call))
 
-    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Repaired:
         """Abort abandoned multipart uploads, at most once an hour, and only for collectors."""
         clock_ms = self._clock.monotonic_ms()
         if is_collected is nothing_is_collected or clock_ms < self._next_upload_check_ms:
-            return Recovered()
+            return Repaired()
         self._next_upload_check_ms = clock_ms + UPLOAD_CHECK_INTERVAL_MS
         before_ms = await self.now_ms() - ABORT_AGE_MS
         prefix = self._root + LEVELS_FOLDER
@@ -180,8 +180,8 @@ class S3Store(PlainStore):
             # Parts that stay cost only money, so the collection goes on.
             error = failed.failure.error(self.url, "abort", LEVELS_FOLDER)
             log.warning("stale uploads are left", problem=str(error))
-            return Recovered()
-        return Recovered(aborted=aborted)
+            return Repaired()
+        return Repaired(aborted=aborted)
 
     async def close(self) -> None:
         await self._calls.close()

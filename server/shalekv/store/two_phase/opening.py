@@ -24,7 +24,7 @@ from shalekv.store.api import (
     CreateOutcome,
     IsCollected,
     PlainStore,
-    Recovered,
+    Repaired,
     nothing_is_collected,
 )
 from shalekv.store.two_phase.records import RecordStore
@@ -166,7 +166,7 @@ class OwnedStore(TwoPhaseStore):
         await self._check_once()
         return await super().create(name, data, metadata)
 
-    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Repaired:
         """Repair as `ObjectStore.repair`; raise `StoreRefused` as `create` does."""
         await self._check_once()
         return await super().repair(is_collected)

@@ -44,7 +44,7 @@ from shalekv.store.api import (
     ObjectInfo,
     ObjectStore,
     PlainStore,
-    Recovered,
+    Repaired,
     StoredObject,
     Unknown,
     check_name,
@@ -203,7 +203,7 @@ class Repair:
         self._is_collected = is_collected
         self._completer = RecordCompleter(plain, records)
 
-    async def run(self) -> Recovered:
+    async def run(self) -> Repaired:
         """Repair as `ObjectStore.repair` says.
 
         Without an `is_collected` of the caller, only open records are read.
@@ -221,7 +221,7 @@ class Repair:
                     unfinished += 1
         forgotten = 0 if self._is_collected is nothing_is_collected else await self._forget()
         aborted = (await self._plain.repair(self._is_collected)).aborted
-        return Recovered(completed, unfinished, forgotten, aborted)
+        return Repaired(completed, unfinished, forgotten, aborted)
 
     async def _forget(self) -> int:
         """Delete the records of objects that were collected and no longer exist."""
@@ -507,7 +507,7 @@ class TwoPhaseStore(ObjectStore):
     async def now_ms(self) -> int:
         return await self._plain.now_ms()
 
-    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Repaired:
         return await Repair(self._plain, self._records, is_collected).run()
 
     async def close(self) -> None:

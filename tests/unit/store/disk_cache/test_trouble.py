@@ -60,7 +60,7 @@ async def test_a_disk_that_refuses_switches_writing_off(
         await kept(cache, part(4))
     assert (len(logs), cache.counters.errors, cache.counters.dropped) == (1, 2, 4)
     assert not files(tmp_path)
-    filesystem.recover()
+    filesystem.clear_failures()
     await clock.sleep_ms(PAUSE_MS)
     await kept(cache, part(5), part(6))
     assert await finds(cache, part(5))
@@ -82,7 +82,7 @@ async def test_files_that_cannot_be_read_are_misses(tmp_path: Path, call: str) -
     filesystem.fail(call, errno.EIO)
     assert not await finds(cache, part(1))
     assert (cache.counters.errors, cache.counters.misses) == (1, 1)
-    filesystem.recover()
+    filesystem.clear_failures()
     assert await finds(cache, part(1))
 
 

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from shalekv.errors import StoreRefused, StoreUnavailable
-from shalekv.store.api import Created, Exists, Recovered, RequestKind, Unknown
+from shalekv.store.api import Created, Exists, Repaired, RequestKind, Unknown
 from shalekv.store.s3 import uploads as multipart
 from tests.kit.constants import set_constants
 from tests.kit.s3.opening import FOLDER, MIB, opened
@@ -288,7 +288,7 @@ async def test_old_uploads_go_and_others_stay() -> None:
         }
     )
     async with scripted(uploads.answer) as server, opened(server.endpoint) as s3:
-        assert await s3.repair(no_name_is_collected) == Recovered(aborted=2)
+        assert await s3.repair(no_name_is_collected) == Repaired(aborted=2)
         assert uploads.aborted == [f"{FOLDER}/levels/a", f"{FOLDER}/levels/c"]
         assert s3.sent.by_kind[RequestKind.LIST] == 4
 
@@ -299,11 +299,11 @@ async def test_they_are_looked_for_seldom() -> None:
     """
     uploads = Abandoned({f"{FOLDER}/levels/a": 25})
     async with scripted(uploads.answer) as server, opened(server.endpoint) as s3:
-        assert await s3.repair() == Recovered()
+        assert await s3.repair() == Repaired()
         assert s3.sent.total == 0
         await s3.repair(no_name_is_collected)
         sent = s3.sent.total
-        assert await s3.repair(no_name_is_collected) == Recovered()
+        assert await s3.repair(no_name_is_collected) == Repaired()
         assert s3.sent.total == sent
 
 
@@ -317,4 +317,4 @@ async def test_a_refusal_is_no_reason_not_to_collect(code: str) -> None:
         return refused(404, "NoSuchKey")
 
     async with scripted(answer) as server, opened(server.endpoint) as s3:
-        assert await s3.repair(no_name_is_collected) == Recovered()
+        assert await s3.repair(no_name_is_collected) == Repaired()

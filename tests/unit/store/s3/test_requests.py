@@ -15,7 +15,7 @@ import pytest
 
 from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
-from shalekv.store.api import Created, Recovered, RequestKind
+from shalekv.store.api import Created, Repaired, RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.s3.client import CLOCK_LEAP_MS, StoreClock, _be_consistent
 from shalekv.store.s3.store import S3Store
@@ -63,7 +63,7 @@ async def test_every_kind_is_counted() -> None:
         await s3.now_ms()
         await s3.delete(["wal/1", "wal/2"])
         await s3.delete([])
-        assert await s3.repair() == Recovered()
+        assert await s3.repair() == Repaired()
         assert [request.method for request in server.requests] == (
             "PUT PUT PUT GET GET HEAD GET POST".split()
         )

@@ -87,7 +87,7 @@ def test_a_log_of_another_user(path: Path) -> None:
     disk.fail("may_write", errno.EACCES)
     with pytest.raises(StoreRefused, match=f"make this user its owner .*{log_path}"):
         folder.open_logs()
-    disk.recover()
+    disk.clear_failures()
     assert [log.identity for log in folder.open_logs()[0]] == [IDENTITY]
 
 

@@ -180,7 +180,7 @@ def test_a_failed_write_or_sync_ends_everything(tmp_path: Path, call: str, numbe
     disk.fail(call, number)
     with pytest.raises(StoreBroken):
         write(log, RECORDS[3:6])
-    disk.recover()
+    disk.clear_failures()
     for effect in (Flush(), Save(BALLOT, LogHealth.SOUND), Write(RECORDS[3:6]), Truncate(LogEnd())):
         with pytest.raises(StoreBroken):
             log.perform([effect])
@@ -201,5 +201,5 @@ def test_a_disk_that_cannot_read_breaks_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(LogDamaged):
         log.read(1, 3, ALL)
     write(log, RECORDS[3:6])
-    disk.recover()
+    disk.clear_failures()
     assert log.read(1, ALL, ALL) == list(RECORDS[:6])

@@ -153,7 +153,7 @@ async def test_room_is_made_and_logs_are_trimmed(log: MemberLog, disk: FailingFi
         disk.fail("allocate", errno.ENOSPC)
         assert not await syncer.make_space(log, large)
         assert await syncer.make_space(log, RECORDS[8:])
-        disk.recover()
+        disk.clear_failures()
         assert await syncer.make_space(log, large)
         assert await syncer.submit(log, [Write(large), Flush()]) == 9
 
@@ -185,7 +185,7 @@ async def test_a_failed_sync_ends_it(log: MemberLog, disk: FailingFileSystem) ->
             workers.go.set()
             await asyncio.wait([first, second])
     assert raised.group_contains(StoreBroken)
-    disk.recover()
+    disk.clear_failures()
     for future in (first, second, syncer.submit(log, [Flush()])):
         with pytest.raises(StoreBroken):
             await future

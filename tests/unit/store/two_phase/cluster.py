@@ -20,7 +20,7 @@ from shalekv.errors import StoreUnavailable
 from shalekv.format.names import parse_temporary_name
 from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.runtime import Runtime
-from shalekv.store.api import NO_METADATA, ObjectInfo, Recovered, RequestKind, StoredObject
+from shalekv.store.api import NO_METADATA, ObjectInfo, Repaired, RequestKind, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
@@ -154,8 +154,8 @@ async def collect(
     store: TwoPhaseStore,
     folder: str = "wal/",
     is_collected: Callable[[str], bool] = lambda _name: False,
-) -> Recovered:
-    """Act as a collector: recover, delete temporary and collected objects, and recover again."""
+) -> Repaired:
+    """Act as a collector: repair, delete temporary and collected objects, and repair again."""
     await store.repair(is_collected)
     await sweep(store, folder)
     doomed = [info.name async for info in store.list(folder) if is_collected(info.name)]

@@ -2,7 +2,7 @@
 (I10).
 
 The owner crashes or stalls before and after each of its five steps, and resumes or never does. A
-rival creates the same name, or recovers, at that moment or interleaved with the owner. A later
+rival creates the same name, or repairs, at that moment or interleaved with the owner. A later
 deletion finds everything that a crashed one has left.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shalekv.format.names import manifest_name, wal_name
-from shalekv.store.api import Created, Exists, Recovered
+from shalekv.store.api import Created, Exists, Repaired
 from shalekv.store.cas import Claimed, ClaimOutcome, Taken
 from tests.kit.store import claim
 from tests.unit.store.two_phase.cluster import Cluster, Process, collect, sweep
@@ -46,11 +46,11 @@ async def claims(cluster: Cluster, name: str) -> ClaimOutcome:
     return await claim(cluster.open(), name, THEIRS, runtime=cluster.runtime)
 
 
-async def recovers(cluster: Cluster, _name: str) -> Recovered:
+async def repairs(cluster: Cluster, _name: str) -> Repaired:
     return await cluster.open().repair()
 
 
-async def collects(cluster: Cluster, name: str) -> Recovered:
+async def collects(cluster: Cluster, name: str) -> Repaired:
     """A collector to which every temporary object is old."""
     return await collect(cluster.open(), folder_of(name))
 
@@ -60,7 +60,7 @@ async def sweeps(cluster: Cluster, name: str) -> None:
     await sweep(cluster.open(), folder_of(name))
 
 
-rivals = pytest.mark.parametrize("rival", [creates, claims, recovers, collects])
+rivals = pytest.mark.parametrize("rival", [creates, claims, repairs, collects])
 
 
 def owner_stalled(cluster: Cluster, name: str, steps: int) -> Process:
@@ -225,7 +225,7 @@ def check_all(cluster: Cluster, name: str, processes: list[Process]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rival", "least"), [(creates, 1_500), (claims, 2_000), (recovers, 100), (sweeps, 800)]
+    ("rival", "least"), [(creates, 1_500), (claims, 2_000), (repairs, 100), (sweeps, 800)]
 )
 def test_both_at_once(rival: Rival, least: int) -> None:
     """In every order of the requests of owner and rival there is one winner, and no orphan."""

@@ -14,7 +14,7 @@ import pytest
 from shalekv.errors import InvalidRequest, StoreRefused, StoreUnavailable
 from shalekv.format.names import manifest_name, temporary_name, wal_name
 from shalekv.protocol.two_phase import CreateRecord, Destination
-from shalekv.store.api import Created, Exists, Recovered, RequestKind, Unknown
+from shalekv.store.api import Created, Exists, Repaired, RequestKind, Unknown
 from shalekv.store.cas import Claimed, Taken
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.two_phase.opening import OwnedStore
@@ -256,18 +256,18 @@ def test_a_source_that_was_deleted_by_hand() -> None:
 
 
 def test_a_dead_record_is_unfinished_until_it_is_wanted() -> None:
-    """Recovery leaves a dead record for a process that wants the name; the record of a collected
+    """A repair leaves a dead record for a process that wants the name; the record of a collected
     name is deleted.
     """
     cluster = Cluster()
     cluster.table[Destination("memory://stepped", NAME)] = dead_record()
-    assert Process(cluster.open().repair()).finish() == Recovered(unfinished=1)
-    assert Process(cluster.open().repair(lambda _name: False)).finish() == Recovered(unfinished=1)
+    assert Process(cluster.open().repair()).finish() == Repaired(unfinished=1)
+    assert Process(cluster.open().repair(lambda _name: False)).finish() == Repaired(unfinished=1)
     assert creating(cluster, OURS).finish() == Created()
-    assert Process(cluster.open().repair()).finish() == Recovered()
+    assert Process(cluster.open().repair()).finish() == Repaired()
     cluster = Cluster()
     cluster.table[Destination("memory://stepped", NAME)] = dead_record()
-    assert Process(cluster.open().repair(lambda _name: True)).finish() == Recovered(forgotten=1)
+    assert Process(cluster.open().repair(lambda _name: True)).finish() == Repaired(forgotten=1)
     assert cluster.table == {}
 
 
@@ -282,9 +282,9 @@ def test_records_go_after_their_objects() -> None:
     assert cluster.data(NAME) is None
     assert cluster.record(NAME) is not None
     deleting.crash()
-    assert Process(cluster.open().repair(lambda _name: False)).finish() == Recovered()
+    assert Process(cluster.open().repair(lambda _name: False)).finish() == Repaired()
     assert cluster.record(NAME) is not None
-    assert Process(cluster.open().repair(lambda name: name == NAME)).finish() == Recovered(
+    assert Process(cluster.open().repair(lambda name: name == NAME)).finish() == Repaired(
         forgotten=1
     )
     assert cluster.record(NAME) is None
@@ -298,7 +298,7 @@ def test_records_of_what_is_there_are_kept() -> None:
         Process(cluster.open().create(name, OURS)).finish()
     for name in (names[1], names[3]):
         cluster.objects.remove(name)
-    assert Process(cluster.open().repair(lambda _name: True)).finish() == Recovered(forgotten=2)
+    assert Process(cluster.open().repair(lambda _name: True)).finish() == Repaired(forgotten=2)
     left = {destination.name for destination in cluster.table}
     assert left == {names[0], names[2], names[4], "alone"}
 
