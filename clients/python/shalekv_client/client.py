@@ -27,15 +27,16 @@ from shalekv_client.policies import (
     Routing,
 )
 from shalekv_client.results import Commit, TxnResult, Value
-from shalekv_client.retry import IdempotencyKeys, RetryPolicy
-from shalekv_client.routing.fleet import (
+from shalekv_client.retry import (
     READ,
     READ_AT_WRITER,
     REPEATABLE_WRITE,
     WRITE,
     CallTarget,
-    Fleet,
+    IdempotencyKeys,
+    RetryPolicy,
 )
+from shalekv_client.routing.fleet import Fleet
 from shalekv_client.routing.servers import (
     MESSAGE_BYTES_MAX,
     ConnectionOptions,

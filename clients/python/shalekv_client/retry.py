@@ -7,7 +7,8 @@ attempts and all servers. A fenced writer is not asked again, since it never ser
 
 A client of one server can only ask that server again (`RetryPolicy`, `may_repeat`). With several
 servers, a call continues at another one when that may help (`next_attempt`): a write at the server
-that is the writer now, a read at any server that was not asked yet.
+that is the writer now, a read at any server that was not asked yet. `CallState` has the attempts of
+one call so far.
 
 No function here does I/O: errors in, decisions out. `IdempotencyKeys` makes the keys of writes.
 """
@@ -18,7 +19,7 @@ import enum
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from shalekv_client.errors import (
     Cancelled,
@@ -27,21 +28,40 @@ from shalekv_client.errors import (
     DeadlinePassed,
     Fenced,
     NotApplied,
+    NotSent,
     NotTheWriter,
+    NoWriter,
     OutcomeUnknown,
     Overloaded,
     SeqNotReached,
     ShaleKVError,
+    Stopping,
     StreamTooSlow,
     TooStale,
+    Unimplemented,
     Unreachable,
 )
 from shalekv_client.policies import Destination
+from shalekv_client.routing.endpoints import Endpoint
 
 # Unknown outcomes that another attempt may settle. Subclasses do not count, on purpose.
 _UNSETTLED = (
     *(OutcomeUnknown, Unreachable, ConnectionLost, DeadlineExceeded, Cancelled),
     StreamTooSlow,
+)
+
+# A server sends these reasons a little before the deadline, so that they arrive in time.
+DEADLINE_REASONS = frozenset({"WRITE_TIMED_OUT", "DEADLINE_PASSED"})
+
+# Refusals that a server makes before it checks the idempotency key.
+_BEFORE_KEY_CHECK = (
+    Overloaded,
+    Stopping,
+    DeadlinePassed,
+    Unimplemented,
+    NotTheWriter,
+    NoWriter,
+    NotSent,
 )
 
 DOUBLINGS_MAX = 40  # no delay is that long, and 2.0 ** 1024 would be an error
@@ -127,6 +147,97 @@ def attempt_ms(left_ms: float, first_ms: float, number: int) -> float:
     but alive, gets enough time in the end.
     """
     return max(1.0, min(left_ms, first_ms * 2.0 ** min(number - 1, 16)))
+
+
+@dataclass(frozen=True, slots=True)
+class CallTarget:
+    """The servers to which a call may go, and how often."""
+
+    destination: Destination
+    is_repeatable: bool  # even when the outcome of an attempt is unknown
+    is_hedged: bool = False  # if hedging is configured in the client
+    only: Endpoint | None = None  # the only server that may be asked; None: any
+    replica_wait_ms: float | None = None  # for a first attempt at a reader; None: the client's
+
+
+READ = CallTarget(Destination.BY_POLICY, is_repeatable=True, is_hedged=True)
+READ_AT_WRITER = CallTarget(Destination.WRITER, is_repeatable=True)
+WRITE = CallTarget(Destination.WRITER, is_repeatable=False)
+REPEATABLE_WRITE = CallTarget(Destination.WRITER, is_repeatable=True)
+
+
+@dataclass(slots=True)
+class CallState:
+    """The attempts of one call so far: which servers were tried, and with which errors.
+
+    Once the outcome of an attempt is unknown, the outcome of the call is unknown until a later
+    attempt settles it: a server that refuses a repeat before it has checked the idempotency key
+    says nothing about the attempts before.
+    """
+
+    target: CallTarget
+    destination: Destination  # of the target, by the policy of the client
+    policy: RetryPolicy
+    attempts: int = 1  # of a read by policy: rounds through all servers
+    tried: set[Endpoint] = field(default_factory=set)  # of a read by policy, in this round
+    has_searched: bool = False  # for the writer: a read by policy does so once in each round
+    last: Endpoint | None = None  # where the last attempt has failed
+    next_attempt: NextAttempt = NextAttempt.FINAL  # after the last failure
+    unknown: OutcomeUnknown | None = None  # the last unknown outcome
+    behind: ShaleKVError | None = None  # the last answer of a server that it is too far behind
+    explicit: ShaleKVError | None = None  # the last error for which a server gave a reason
+
+    def note(self, endpoint: Endpoint, error: ShaleKVError) -> None:
+        """Note that an attempt has failed."""
+        self.last = endpoint
+        self.tried.add(endpoint)
+        self.next_attempt = next_attempt(
+            error, self.destination, is_repeatable=self.target.is_repeatable
+        )
+        if isinstance(error, OutcomeUnknown):
+            self.unknown = error
+        if error.reason:
+            self.explicit = error
+        if isinstance(error, TooStale | SeqNotReached):
+            self.behind = error
+
+    def final(self, error: ShaleKVError) -> tuple[ShaleKVError, ShaleKVError | None]:
+        """Return the error to raise when `error` was the last one, and its cause."""
+        is_silent = isinstance(error, DeadlineExceeded) and not error.reason
+        explicit = self.explicit if is_silent else None
+        if self.destination is Destination.BY_POLICY:
+            found = None if error.reason else self.behind or explicit
+            return (error, None) if found is None or found is error else (found, error)
+        if self.unknown is not None and isinstance(error, _BEFORE_KEY_CHECK):
+            return self.unknown, error
+        if isinstance(explicit, OutcomeUnknown):
+            return explicit, error
+        return (error, None) if explicit is None else (_with_reason(error, explicit), error)
+
+    def _is_over(self, error: ShaleKVError) -> bool:
+        """Return True if a server answered at the deadline of the call, not of one attempt."""
+        return error.reason in DEADLINE_REASONS and self.policy.attempt_timeout_ms is None
+
+    def delay_ms(
+        self, error: ShaleKVError, chance: float, left_ms: float, *, has_choice: bool
+    ) -> float | None:
+        """Return the delay before one more attempt, or round; None: no more is made."""
+        if self.attempts >= self.policy.attempts_max or (not has_choice and self._is_over(error)):
+            return None
+        if not has_choice and not may_repeat(error, is_repeatable=self.target.is_repeatable):
+            return None
+        delay_ms = self.policy.backoff_ms(self.attempts, error, chance)
+        self.attempts += 1
+        self.tried.clear()
+        self.has_searched = False
+        return delay_ms if delay_ms < left_ms else None
+
+
+def _with_reason(silence: ShaleKVError, explicit: ShaleKVError) -> ShaleKVError:
+    """Return the timeout of the last attempt, with the message of an earlier error added."""
+    details = silence.details
+    message = f"{details.message}; before that: {explicit.details.message}"
+    return DeadlineExceeded(replace(details, message=message))
 
 
 class IdempotencyKeys:

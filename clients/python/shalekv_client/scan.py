@@ -27,9 +27,9 @@ from shalekv_client.errors import ErrorDetails, PageExpired, ShaleKVError
 from shalekv_client.operations import destination_of
 from shalekv_client.policies import Destination, ReadLevel
 from shalekv_client.results import Entry, View, entries_of, view_of
-from shalekv_client.retry import NextAttempt, next_attempt
+from shalekv_client.retry import CallTarget, NextAttempt, next_attempt
 from shalekv_client.routing.endpoints import Endpoint
-from shalekv_client.routing.fleet import CallTarget, Fleet
+from shalekv_client.routing.fleet import Fleet
 from shalekv_client.routing.servers import Server
 
 _MARK = b"\0shalekv@\0"
@@ -275,7 +275,7 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
             return self._server.endpoint
         if not self._address:
             return None  # a token of a client of one server
-        found = self._fleet.endpoint_at(self._address)
+        found = self._fleet.endpoints.get(self._address)
         if found is None:
             message = f"the view of the page is kept by {self._address}, which this client does "
             message += "not know: begin the scan again"

@@ -9,9 +9,18 @@ import pytest
 from shalekv_client import errors
 from shalekv_client.errors import ErrorDetails, ShaleKVError
 from shalekv_client.policies import Destination
-from shalekv_client.retry import NextAttempt, RetryPolicy, attempt_ms, next_attempt
+from shalekv_client.retry import (
+    READ,
+    REPEATABLE_WRITE,
+    WRITE,
+    CallState,
+    CallTarget,
+    NextAttempt,
+    RetryPolicy,
+    attempt_ms,
+    next_attempt,
+)
 from shalekv_client.routing.endpoints import Endpoint
-from shalekv_client.routing.fleet import READ, REPEATABLE_WRITE, WRITE, CallState, CallTarget
 
 POLICY = RetryPolicy(attempts_max=3, backoff_initial_ms=100)
 HERE = Endpoint("here:1", is_listed=True)

@@ -9,7 +9,7 @@ import pytest
 
 from shalekv.errors import QueueFull, Stopping
 from shalekv_client import Client, ReadLevel, RetryPolicy, SyncClient, TooStale
-from shalekv_client.routing import endpoints, members
+from shalekv_client.routing import endpoints, fleet
 from tests.kit.serving.dict_server import Failure, bare, received, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster
 
@@ -92,7 +92,7 @@ async def test_closing_does_not_wait_for_a_server_that_hangs(
         hung.state.failures.append(bare(grpc.StatusCode.UNAVAILABLE))
         hung.state.status_is_silent = True
         monkeypatch.setattr(endpoints, "AVOID_INITIAL_S", 0.0)
-        monkeypatch.setattr(members, "PROBE_MS", HOURS_MS)
+        monkeypatch.setattr(fleet, "PROBE_MS", HOURS_MS)
         async with Client(running.addresses) as client, asyncio.timeout(10.0):
             while not hung.state.statuses:
                 assert (await client.get(b"k")) is not None

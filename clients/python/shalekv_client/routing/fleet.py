@@ -1,6 +1,6 @@
 """Sends calls to the servers of one database, with retries, failover and hedging.
 
-`Fleet.run` makes the attempts of one call, and `CallState` keeps what came of them. To add calls
+`Fleet.run` makes the attempts of one call, and `retry.CallState` has their outcomes. To add calls
 beside those of `Client`, use its fleet, `client.fleet`:
 
     reply = await fleet.unary(                  # with failover, within the deadline
@@ -23,49 +23,46 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
+from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv_client.closing import client_closed
 from shalekv_client.errors import (
+    Abandoned,
+    ClientClosed,
+    ConditionFailed,
+    ConnectionLost,
     DeadlineExceeded,
-    DeadlinePassed,
+    ErrorDetails,
+    Fenced,
     NotSent,
     NotTheWriter,
     NoWriter,
-    OutcomeUnknown,
-    Overloaded,
     SeqNotReached,
     ShaleKVError,
-    Stopping,
-    TooStale,
-    Unimplemented,
 )
 from shalekv_client.operations import Method, attempt
-from shalekv_client.policies import Destination
-from shalekv_client.retry import NextAttempt, RetryPolicy, attempt_ms, may_repeat, next_attempt
-from shalekv_client.routing.endpoints import Endpoint
-from shalekv_client.routing.members import Members
-from shalekv_client.routing.servers import Server
+from shalekv_client.policies import Destination, ReadPolicy, Role, Routing
+from shalekv_client.retry import (
+    CallState,
+    CallTarget,
+    NextAttempt,
+    RetryPolicy,
+    attempt_ms,
+    next_attempt,
+)
+from shalekv_client.routing.endpoints import Endpoint, Endpoints
+from shalekv_client.routing.servers import ConnectionOptions, Server, Servers, is_address
+from shalekv_client.routing.tokens import Freshness
+from shalekv_client.routing.writer_search import WriterSearch
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
 
+PROBE_MS = 1_000  # the timeout of a question for a server's role
 READ_SEARCH_MS = 500.0  # the search for the writer by a read that no reader answers, each round
-
-# A server sends these reasons a little before the deadline, so that they arrive in time.
-DEADLINE_REASONS = frozenset({"WRITE_TIMED_OUT", "DEADLINE_PASSED"})
-
-# Refusals that a server makes before it checks the idempotency key.
-_BEFORE_KEY_CHECK = (
-    Overloaded,
-    Stopping,
-    DeadlinePassed,
-    Unimplemented,
-    NotTheWriter,
-    NoWriter,
-    NotSent,
-)
 
 
 async def first_answer(
@@ -103,99 +100,106 @@ async def first_answer(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@dataclass(frozen=True, slots=True)
-class CallTarget:
-    """The servers to which a call may go, and how often."""
+class Fleet:
+    """The servers of one database: chooses one for each call. Belongs to one event loop."""
 
-    destination: Destination
-    is_repeatable: bool  # even when the outcome of an attempt is unknown
-    is_hedged: bool = False  # if hedging is configured in the client
-    only: Endpoint | None = None  # the only server that may be asked; None: any
-    replica_wait_ms: float | None = None  # for a first attempt at a reader; None: the client's
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        *,
+        how: ConnectionOptions,
+        routing: Routing,
+        retry: RetryPolicy,
+    ) -> None:
+        """Create an unconnected fleet; calls connect it. Needs a running event loop."""
+        self.address = addresses[0]
+        self.freshness = Freshness()
+        self.freshness.is_bound = len(addresses) > 1
+        nearest_first = routing.reads is ReadPolicy.NEAREST
+        self.endpoints = Endpoints(addresses, nearest_first=nearest_first)
+        self._servers = Servers(self.endpoints, self.freshness, how)
+        self._routing = routing
+        self._retry = retry
+        self._search = WriterSearch(self.endpoints, self._ask, self._servers.drop)
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
+    async def aclose(self) -> None:
+        """Close all connections; calls under way fail."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._search.aclose()
+        await self._servers.aclose()
 
-READ = CallTarget(Destination.BY_POLICY, is_repeatable=True, is_hedged=True)
-READ_AT_WRITER = CallTarget(Destination.WRITER, is_repeatable=True)
-WRITE = CallTarget(Destination.WRITER, is_repeatable=False)
-REPEATABLE_WRITE = CallTarget(Destination.WRITER, is_repeatable=True)
+    def check_open(self) -> None:
+        """Raise `ClientClosed` if the client is closed."""
+        if self._is_closed:
+            raise client_closed(self.address)
 
+    def at(self, endpoint: Endpoint) -> Server:
+        """Return the connection to one of the `endpoints`."""
+        return self._servers.of(endpoint)
 
-@dataclass(slots=True)
-class CallState:
-    """The attempts of one call so far: which servers were tried, and with which errors.
+    def set_routing(self, routing: Routing) -> None:
+        """Use `routing` from now on, except whether reads prefer the nearest server.
 
-    Once the outcome of an attempt is unknown, the outcome of the call is unknown until a later
-    attempt settles it: a server that refuses a repeat before it has checked the idempotency key
-    says nothing about the attempts before.
-    """
+        That is decided when the fleet is created.
+        """
+        self._routing = routing
 
-    target: CallTarget
-    destination: Destination  # of the target, by the policy of the client
-    policy: RetryPolicy
-    attempts: int = 1  # of a read by policy: rounds through all servers
-    tried: set[Endpoint] = field(default_factory=set)  # of a read by policy, in this round
-    has_searched: bool = False  # for the writer: a read by policy does so once in each round
-    last: Endpoint | None = None  # where the last attempt has failed
-    next_attempt: NextAttempt = NextAttempt.FINAL  # after the last failure
-    unknown: OutcomeUnknown | None = None  # the last unknown outcome
-    behind: ShaleKVError | None = None  # the last answer of a server that it is too far behind
-    explicit: ShaleKVError | None = None  # the last error for which a server gave a reason
+    async def pick(
+        self, destination: Destination, timeout_ms: float, tried: Collection[Endpoint] = ()
+    ) -> Server:
+        """Return a server for a call, none of those that were `tried`.
 
-    def note(self, endpoint: Endpoint, error: ShaleKVError) -> None:
-        """Note that an attempt has failed."""
-        self.last = endpoint
-        self.tried.add(endpoint)
-        self.next_attempt = next_attempt(
-            error, self.destination, is_repeatable=self.target.is_repeatable
-        )
-        if isinstance(error, OutcomeUnknown):
-            self.unknown = error
-        if error.reason:
-            self.explicit = error
-        if isinstance(error, TooStale | SeqNotReached):
-            self.behind = error
+        Raises `NoWriter` when none is left and the writer is not found within `timeout_ms`.
+        """
+        self.check_open()
+        found = self._choose(self._effective(destination), tried)
+        if found is None:
+            found = await self._search.find(timeout_ms / 1000.0)
+            if found is None or found in tried:
+                raise self._no_writer()
+        return self._servers.of(found)
 
-    def final(self, error: ShaleKVError) -> tuple[ShaleKVError, ShaleKVError | None]:
-        """Return the error to raise when `error` was the last one, and its cause."""
-        is_silent = isinstance(error, DeadlineExceeded) and not error.reason
-        explicit = self.explicit if is_silent else None
-        if self.destination is Destination.BY_POLICY:
-            found = None if error.reason else self.behind or explicit
-            return (error, None) if found is None or found is error else (found, error)
-        if self.unknown is not None and isinstance(error, _BEFORE_KEY_CHECK):
-            return self.unknown, error
-        if isinstance(explicit, OutcomeUnknown):
-            return explicit, error
-        return (error, None) if explicit is None else (_with_reason(error, explicit), error)
+    def failed(self, server: Server, error: ShaleKVError, destination: Destination) -> bool:
+        """Note a failed attempt; return whether an attempt at another server may succeed."""
+        endpoints, endpoint = self.endpoints, server.endpoint
+        if isinstance(error, ConditionFailed):
+            self.freshness.seen(error.found_seq)
+        if isinstance(error, NotTheWriter):
+            endpoints.note_reader(endpoint)
+            if is_address(error.writer_address):
+                endpoints.add_reported(error.writer_address)
+        if isinstance(error, Fenced):
+            endpoints.note_newer_epoch(error.newer_epoch or 0)
+        destination = self._effective(destination)
+        if next_attempt(error, destination, is_repeatable=True) is not NextAttempt.OTHER:
+            return False
+        if endpoints.sole is not None:
+            return False
+        if not isinstance(error, NotTheWriter):  # a server that is not the writer can be read
+            is_behind = isinstance(error, SeqNotReached | DeadlineExceeded)
+            wanted_seq = self.freshness.seq if is_behind else 0
+            endpoints.failed(endpoint, self._loop.time(), wanted_seq)
+        if destination is Destination.WRITER:
+            endpoints.doubt(endpoint)
+        return True
 
-    def _is_over(self, error: ShaleKVError) -> bool:
-        """Return True if a server answered at the deadline of the call, not of one attempt."""
-        return error.reason in DEADLINE_REASONS and self.policy.attempt_timeout_ms is None
-
-    def delay_ms(
-        self, error: ShaleKVError, chance: float, left_ms: float, *, has_choice: bool
-    ) -> float | None:
-        """Return the delay before one more attempt, or round; None: no more is made."""
-        if self.attempts >= self.policy.attempts_max or (not has_choice and self._is_over(error)):
-            return None
-        if not has_choice and not may_repeat(error, is_repeatable=self.target.is_repeatable):
-            return None
-        delay_ms = self.policy.backoff_ms(self.attempts, error, chance)
-        self.attempts += 1
-        self.tried.clear()
-        self.has_searched = False
-        return delay_ms if delay_ms < left_ms else None
-
-
-def _with_reason(silence: ShaleKVError, explicit: ShaleKVError) -> ShaleKVError:
-    """Return the timeout of the last attempt, with the message of an earlier error added."""
-    details = silence.details
-    message = f"{details.message}; before that: {explicit.details.message}"
-    return DeadlineExceeded(replace(details, message=message))
-
-
-class Fleet(Members):
-    """Sends calls to the servers of one database. Belongs to one event loop."""
+    def explained(self, server: Server, error: ShaleKVError) -> ShaleKVError:
+        """Return `error`, or what it means if it came from dropping the server during a call."""
+        if not server.is_dropped or self._is_closed:
+            return error
+        if isinstance(error, Abandoned):
+            details = ErrorDetails(server.address, "UNAVAILABLE", "it is not the writer any more")
+            return ConnectionLost(details)
+        if isinstance(error, ClientClosed):
+            details = ErrorDetails(server.address, "UNAVAILABLE", "it is not the writer any more")
+            return NotSent(details)
+        return error
 
     async def unary(
         self,
@@ -386,3 +390,69 @@ class Fleet(Members):
         if cause is None:
             raise final
         raise final from cause
+
+    def _choose(self, destination: Destination, tried: Collection[Endpoint]) -> Endpoint | None:
+        sole = self.endpoints.sole
+        if sole is not None:
+            return None if sole.role is None and self._must_ask(destination) else sole
+        chance = random.random()  # noqa: S311 (it spreads reads; nothing is kept secret)
+        is_writer = destination is Destination.WRITER
+        if self.endpoints.failing and not is_writer:
+            self._probe_failing()
+        return self.endpoints.choose(destination, chance, () if is_writer else tried)
+
+    def _must_ask(self, destination: Destination) -> bool:
+        """Return whether a sole server is asked for its role and database before it is called.
+
+        Only calls to the writer need that, and only when the client is bound to a database or its
+        reads go to the writer.
+        """
+        if self._effective(destination) is not Destination.WRITER:
+            return False
+        return self.freshness.is_bound or self._routing.reads is ReadPolicy.WRITER
+
+    def _probe_failing(self) -> None:
+        """Ask failing servers for their status once the time to avoid them is over."""
+        now_s = self._loop.time()
+        for endpoint in self.endpoints.failing:
+            if endpoint.avoid_until_s <= now_s:
+                endpoint.avoid_until_s = now_s + PROBE_MS / 1000.0
+                task = self._loop.create_task(self._probe(endpoint))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        with suppress(ShaleKVError):
+            await self._ask(endpoint, refresh=False)
+            if endpoint.seq >= endpoint.wanted_seq:
+                self.endpoints.serves(endpoint)
+                return
+        self.endpoints.failed(endpoint, self._loop.time())
+
+    def _effective(self, destination: Destination) -> Destination:
+        if self._routing.reads is ReadPolicy.WRITER:
+            return Destination.WRITER
+        return destination
+
+    async def _ask(self, endpoint: Endpoint, refresh: bool) -> str:  # noqa: FBT001 (passed on)
+        server = self._servers.of(endpoint)
+        if refresh and endpoint.role is Role.READER:
+            # An idle reader polls the store, and so learns of another writer, every few seconds. A
+            # read of the newest state makes it poll at once. The answer does not matter.
+            header = kv_pb2.RequestHeader(max_staleness_ms=1)
+            with suppress(ShaleKVError):
+                newest = kv_pb2.GetRequest(header=header, key=b"\0")
+                await attempt(server.address, server.kv.Get, newest, PROBE_MS)
+        request = admin_pb2.StatusRequest()
+        reply = await attempt(server.address, server.admin.Status, request, PROBE_MS)
+        server.note_header(reply.header)
+        endpoint.seq = reply.header.seq
+        writer_address = reply.reader.writer_address
+        return writer_address if is_address(writer_address) else ""
+
+    def _no_writer(self) -> NoWriter:
+        addresses = ", ".join(endpoint.address for endpoint in self.endpoints)
+        message = f"none of {addresses} is the writer, or knows one that answers"
+        if len(self.endpoints) == 1:
+            message = "this server is not the writer, and knows none that answers"
+        return NoWriter(ErrorDetails(self.address, "UNAVAILABLE", message))
