@@ -169,11 +169,10 @@ class Adapter:
         self._runtime = runtime
         self.counts = CallCounts()
         self._calls_max = calls_max
-        self._calls = 0
         self._refusal: ShaleError | None = None
         self._streams: set[DuplexStream] = set()
         self._cleanups: set[asyncio.Task[None]] = set()  # that run on when their call has ended
-        self._in_calls: set[asyncio.Task[Any]] = set()
+        self._in_calls: set[asyncio.Task[Any]] = set()  # one for each call in progress
         # Tasks of calls that were cancelled here, and the error of each.
         self._cut_off: dict[asyncio.Task[Any], ShaleError] = {}
         self._awaited = 0  # calls in progress for which `idle` waits
@@ -397,12 +396,11 @@ class Adapter:
     def _in_progress(self, *, is_awaited: bool = True) -> Iterator[None]:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)  # or it would grow with each call
-        if self._calls >= self._calls_max:
-            message = f"{self._calls} calls are in progress, and no more are allowed"
+        if len(self._in_calls) >= self._calls_max:
+            message = f"{len(self._in_calls)} calls are in progress, and no more are allowed"
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
         task = _current_task()
         self._in_calls.add(task)
-        self._calls += 1
         self._awaited += is_awaited
         if self._awaited:
             self._idle.clear()
@@ -410,7 +408,6 @@ class Adapter:
             yield
         finally:
             self._in_calls.discard(task)
-            self._calls -= 1
             self._awaited -= is_awaited
             if not self._awaited:
                 self._idle.set()

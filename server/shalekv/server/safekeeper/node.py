@@ -114,7 +114,6 @@ class Node:
         self._tasks: asyncio.TaskGroup | None = None
         self._closed = asyncio.Event()
         self._failure: ShaleError | None = None
-        self._is_released = False
 
     @classmethod
     async def open(
@@ -264,10 +263,8 @@ class Node:
     async def release(self, timeout_ms: float = 0.0) -> None:
         """Close all files. REQUIRES: `run` has returned, or never began."""
         del timeout_ms  # nothing here waits
-        if self._is_released:
-            return
-        self._is_released = True
-        for hosted in self._hosted.values():
+        released, self._hosted = self._hosted, {}
+        for hosted in released.values():
             hosted.member.log.close()
             await hosted.store.close()
         self._folder.close()
