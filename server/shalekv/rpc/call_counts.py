@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType, TracebackType
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TypeAlias
 
 from google.protobuf.message import Message
 
@@ -104,10 +104,6 @@ class CallCounts:
     def of_request(self, request_type: type[Message]) -> MethodCount:
         """Return the count of the method that takes requests of this type."""
         return self.of(method_of(request_type))
-
-    def of_operations(self, kinds: Mapping[str, Any]) -> Mapping[str, MethodCount]:
-        """Return the counts of session operations, by their kinds."""
-        return MappingProxyType({kind: self.of(f"Session.{kind}") for kind in kinds})
 
     def statuses(self) -> Iterator[admin_pb2.CallStatus]:
         """Yield the counts of the methods that were called, by name."""

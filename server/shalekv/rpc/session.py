@@ -18,8 +18,8 @@ from google.protobuf.message import Message
 
 from shalekv.concurrency import FifoLock
 from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow
-from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget
-from shalekv.rpc.call_counts import CallCounts
+from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget, Stream
+from shalekv.rpc.call_counts import CallCounts, MethodCount
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
@@ -30,9 +30,94 @@ RESULT_FRAME_BYTES = 24  # tags, lengths and id of a result in a message
 # accounts for its own memory of a write.
 OPERATION_OVERHEAD_BYTES = 1_000
 RESULT_OVERHEAD_BYTES = 600
+KINDS = ("get", "batch_get", "put", "delete", "delete_range", "write", "txn")
 Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
 _Method: TypeAlias = Callable[[Any, Call], Answer[Any]]
 _Outcome: TypeAlias = Message | BaseException
+
+
+class HeldMemory:
+    """The memory of one session: of its unanswered operations and unread results."""
+
+    def __init__(self, bytes_max: int, budget: MemoryBudget) -> None:
+        """Reading stops beyond `bytes_max`, or when all sessions together use up `budget`."""
+        self.held_bytes = 0
+        self.budget = budget
+        self.is_closed = False
+        self._bytes_max = bytes_max
+        self._freed = asyncio.Event()
+
+    @property
+    def may_read(self) -> bool:
+        """Whether one more operation may be begun."""
+        # If other sessions use up the budget, this one continues, one operation after the other.
+        is_crowded = not self.budget.free_bytes and self.held_bytes > SMALL_BYTES
+        return self.held_bytes <= self._bytes_max and not is_crowded
+
+    def hold(self, more_bytes: int) -> None:
+        """Hold so many bytes more, or fewer; after `close` nothing is held."""
+        if not self.is_closed:
+            self.held_bytes += more_bytes
+            self.budget.count(more_bytes)
+
+    def taken(self, size_bytes: int) -> None:
+        """Give back the bytes of results that the transport has taken; reading may go on."""
+        self.hold(-size_bytes)
+        self._freed.set()
+
+    def close(self) -> None:
+        """Give back everything, for good."""
+        self.hold(-self.held_bytes)
+        self.is_closed = True
+
+    async def wait(self, stream: Stream) -> None:
+        """Wait until results were taken; if other sessions use up the budget, end a stalled one."""
+        self._freed.clear()
+        stalls = self.budget.stalls
+        is_own = self.held_bytes > self._bytes_max
+        if stalls is None or is_own or stalls.is_untaken(stream):
+            await self._freed.wait()  # which is up to the client of this session
+        elif not await stalls.end_oldest():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(stalls.look_ms / 1_000):
+                    await self._freed.wait()
+
+
+class ResultQueue:
+    """The results that were not sent yet, in the order in which they became ready."""
+
+    def __init__(self, memory: HeldMemory) -> None:
+        """Begin without results."""
+        self.changed = asyncio.Event()  # there is a result, or the stream may have ended
+        self._memory = memory
+        self._ready: list[kv_pb2.SessionResult] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._ready)
+
+    def add(self, result: kv_pb2.SessionResult) -> None:
+        """Add a result at the end."""
+        self._memory.hold(result.ByteSize() + RESULT_OVERHEAD_BYTES)
+        self._ready.append(result)
+        self.changed.set()
+
+    def take(self) -> tuple[kv_pb2.SessionReply, int]:
+        """Take the results for one message, at least one, and the bytes that they hold."""
+        count = held_bytes = message_bytes = 0
+        for result in self._ready:
+            result_bytes = result.ByteSize()
+            message_bytes += result_bytes + RESULT_FRAME_BYTES
+            if count and message_bytes > STREAM_MESSAGE_BYTES_MAX:
+                break
+            held_bytes += result_bytes + RESULT_OVERHEAD_BYTES
+            count += 1
+        reply = kv_pb2.SessionReply(results=self._ready[:count])
+        del self._ready[:count]
+        return reply, held_bytes
+
+    def clear(self) -> None:
+        """Drop all results."""
+        self._ready.clear()
 
 
 class Session:
@@ -55,37 +140,27 @@ class Session:
         `now_ms` is the clock of deadlines. All sessions of a server share `budget`.
         """
         self._limits = limits
-        self._budget = budget or MemoryBudget(limits.sessions_bytes_max)
-        self._call = Call(peer=call.peer, write_order=FifoLock())
-        self._end_call = call.end
+        self._memory = HeldMemory(
+            limits.session_bytes_max, budget or MemoryBudget(limits.sessions_bytes_max)
+        )
+        self._call = Call(peer=call.peer, write_order=FifoLock(), end=call.end)
         self._describe = describe
-        self._methods: dict[str, _Method] = {
-            "get": service.get,
-            "batch_get": service.batch_get,
-            "put": service.put,
-            "delete": service.delete,
-            "delete_range": service.delete_range,
-            "write": service.write,
-            "txn": service.txn,
+        self._methods: dict[str, tuple[_Method, MethodCount]] = {
+            kind: (getattr(service, kind), counts.of(f"Session.{kind}")) for kind in KINDS
         }
         self._now_ms = now_ms
         self._now_ns = counts.now_ns
-        self._counts = counts.of_operations(self._methods)
-        self._waiting: dict[int, int] = {}  # id -> bytes, of unanswered operations
-        self._answers: set[asyncio.Future[Any]] = set()  # their futures and tasks
-        self._ready: list[kv_pb2.SessionResult] = []
-        self._held_bytes = 0
-        self._changed = asyncio.Event()
-        self._memory_freed = asyncio.Event()
+        # The unanswered operations: their bytes, and the futures or tasks of their answers.
+        self._waiting: dict[int, tuple[int, asyncio.Future[Any]]] = {}
+        self._results = ResultQueue(self._memory)
         self._is_read = False  # all requests were read
-        self._is_closed = False
         self._refusal: ShaleError | None = None
         self._failure: ShaleError | None = None
 
     @property
     def held_bytes(self) -> int:
         """Bytes of unanswered operations and unread results, overhead included."""
-        return self._held_bytes
+        return self._memory.held_bytes
 
     async def read(
         self, requests: AsyncIterator[kv_pb2.SessionRequest], tasks: asyncio.TaskGroup
@@ -96,45 +171,42 @@ class Session:
         operations before it are answered: `replies` raises the error.
         """
         try:
-            await self._read(requests, tasks)
+            async for request in requests:
+                self._check(request)
+                for index, operation in enumerate(request.operations):
+                    # A new task must take its place in the write order before the next operation
+                    # does. And a long message must not delay other tasks.
+                    has_task = self._begin(operation, index, tasks)
+                    if has_task or index % TURN_COUNT == TURN_COUNT - 1:
+                        await asyncio.sleep(0)
+                    while not self._memory.may_read:
+                        await self._memory.wait(self)
+            self._is_read = True
         except ShaleError as error:
             self._failure = error
-        self._changed.set()
+        self._results.changed.set()
 
-    async def _read(
-        self, requests: AsyncIterator[kv_pb2.SessionRequest], tasks: asyncio.TaskGroup
-    ) -> None:
-        async for request in requests:
-            count = len(request.operations)
-            if not count:
-                raise InvalidRequest("operations", "at least one is needed")
-            if count > self._limits.batch_count_max:
-                problem = f"{count} of them, and batch_count_max is {self._limits.batch_count_max}"
-                raise InvalidRequest("operations", problem)
-            for index, operation in enumerate(request.operations):
-                # A new task must take its place in the write order before the next operation does.
-                # And a long message must not delay other tasks.
-                has_task = self._begin(operation, index, tasks)
-                if has_task or index % TURN_COUNT == TURN_COUNT - 1:
-                    await asyncio.sleep(0)
-                while not self._may_read():
-                    await self._wait_for_memory()
-        self._is_read = True
+    def _check(self, request: kv_pb2.SessionRequest) -> None:
+        count = len(request.operations)
+        if not count:
+            raise InvalidRequest("operations", "at least one is needed")
+        if count > self._limits.batch_count_max:
+            problem = f"{count} of them, and batch_count_max is {self._limits.batch_count_max}"
+            raise InvalidRequest("operations", problem)
 
     async def replies(self) -> AsyncIterator[kv_pb2.SessionReply]:
         """Yield results as they become ready, until the stream has ended and all are sent."""
-        stalls = self._budget.stalls
+        stalls, results = self._memory.budget.stalls, self._results
         while True:
-            self._changed.clear()
-            if self._ready:
-                reply, held_bytes = self._take()
+            results.changed.clear()
+            if results:
+                reply, held_bytes = results.take()
                 if stalls is not None:
                     stalls.offer(self, held_bytes)
                 yield reply
                 if stalls is not None:
                     stalls.taken(self)
-                self._hold(-held_bytes)
-                self._memory_freed.set()
+                self._memory.taken(held_bytes)
                 continue
             if not self._waiting:
                 if self._failure is not None:
@@ -143,53 +215,30 @@ class Session:
                     raise self._refusal.with_traceback(None)  # or it would grow with each stream
                 if self._is_read:
                     return
-            await self._changed.wait()
+            await results.changed.wait()
 
     def refuse(self, error: ShaleError) -> None:
         """Refuse new operations; the stream ends with `error` when all others are answered."""
         self._refusal = error
-        self._changed.set()
+        self._results.changed.set()
 
     def close(self) -> None:
         """Release everything, because the client has gone; cancels operations that still wait."""
-        self._hold(-self._held_bytes)
-        self._is_closed = True
-        self._ready.clear()
+        self._memory.close()
+        self._results.clear()
+        unanswered = [future for _, future in self._waiting.values()]
         self._waiting.clear()
-        if self._budget.stalls is not None:
-            self._budget.stalls.taken(self)
-        for answer in list(self._answers):
-            answer.cancel()
+        if self._memory.budget.stalls is not None:
+            self._memory.budget.stalls.taken(self)
+        for future in unanswered:
+            future.cancel()
 
     async def end(self, error: StreamTooSlow) -> None:
         """Implement `Stream`."""
         self.close()
         self.refuse(error)
-        if self._end_call is not None:
-            self._end_call(error)
-
-    def _hold(self, more_bytes: int) -> None:
-        if not self._is_closed:
-            self._held_bytes += more_bytes
-            self._budget.count(more_bytes)
-
-    def _may_read(self) -> bool:
-        held_bytes = self._held_bytes
-        # If other sessions use up the budget, this one continues, one operation after the other.
-        is_crowded = not self._budget.free_bytes and held_bytes > SMALL_BYTES
-        return held_bytes <= self._limits.session_bytes_max and not is_crowded
-
-    async def _wait_for_memory(self) -> None:
-        """Wait until memory was freed; if others use up the budget, end a stalled session."""
-        self._memory_freed.clear()
-        stalls = self._budget.stalls
-        is_own = self._held_bytes > self._limits.session_bytes_max
-        if stalls is None or is_own or stalls.is_untaken(self):
-            await self._memory_freed.wait()  # which is up to the client of this session
-        elif not await stalls.end_oldest():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(stalls.look_ms / 1_000):
-                    await self._memory_freed.wait()
+        if self._call.end is not None:
+            self._call.end(error)
 
     def _begin(
         self, operation: kv_pb2.SessionOperation, index: int, tasks: asyncio.TaskGroup
@@ -198,20 +247,20 @@ class Session:
         kind: str = operation.WhichOneof("operation") or ""
         size_bytes = operation.ByteSize() + OPERATION_OVERHEAD_BYTES
         began_ns = self._now_ns()
-        self._hold(size_bytes)
+        self._memory.hold(size_bytes)
         try:
-            answer = self._answer(operation, kind, index)
+            call = self._call_of(operation, kind, index)
+            answer = self._methods[kind][0](getattr(operation, kind), call)
         except Exception as error:  # noqa: BLE001 - one operation must not end the others
-            self._hold(-size_bytes)
-            self._add(kv_pb2.SessionResult(id=operation.id, error=self._describe(error)))
+            self._memory.hold(-size_bytes)
+            self._results.add(kv_pb2.SessionResult(id=operation.id, error=self._describe(error)))
             self._count(kind, began_ns, has_failed=True)
             return False
         if isinstance(answer, Message):
-            self._hold(-size_bytes)
+            self._memory.hold(-size_bytes)
             self._add_reply(operation.id, kind, answer)
             self._count(kind, began_ns, has_failed=False)
             return False
-        self._waiting[operation.id] = size_bytes
         future: asyncio.Future[Any]
         if isinstance(answer, asyncio.Future):
             future = answer
@@ -219,11 +268,12 @@ class Session:
             future = tasks.create_task(_outcome(answer))
             if isinstance(answer, Coroutine):  # closed even if its task is cancelled before it runs
                 future.add_done_callback(lambda _: answer.close())
-        self._answers.add(future)
+        self._waiting[operation.id] = (size_bytes, future)
         future.add_done_callback(partial(self._done, operation.id, kind, began_ns))
         return future is not answer
 
-    def _answer(self, operation: kv_pb2.SessionOperation, kind: str, index: int) -> Answer[Message]:
+    def _call_of(self, operation: kv_pb2.SessionOperation, kind: str, index: int) -> Call:
+        """Check an operation, and return the context of its call."""
         if operation.id in self._waiting:
             problem = f"{operation.id} belongs to an operation that is not answered yet"
             raise InvalidRequest(f"operations[{index}].id", problem)
@@ -231,55 +281,34 @@ class Session:
             raise InvalidRequest(f"operations[{index}]", "no operation is set")
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
-        call = self._call
-        if operation.timeout_ms:
-            deadline_ms = self._now_ms() + operation.timeout_ms
-            call = Call(call.peer, deadline_ms, call.write_order)
-        return self._methods[kind](getattr(operation, kind), call)
+        if not operation.timeout_ms:
+            return self._call
+        deadline_ms = self._now_ms() + operation.timeout_ms
+        return Call(self._call.peer, deadline_ms, self._call.write_order)
 
     def _done(
         self, operation_id: int, kind: str, began_ns: int, future: asyncio.Future[_Outcome]
     ) -> None:
-        self._answers.discard(future)
         outcome = _outcome_of(future)
         self._count(kind, began_ns, has_failed=not isinstance(outcome, Message))
-        if self._is_closed:
+        if self._memory.is_closed:
             return
-        self._hold(-self._waiting.pop(operation_id))
+        size_bytes, _ = self._waiting.pop(operation_id)
+        self._memory.hold(-size_bytes)
         if isinstance(outcome, Message):
             self._add_reply(operation_id, kind, outcome)
         else:
-            self._add(kv_pb2.SessionResult(id=operation_id, error=self._describe(outcome)))
+            self._results.add(kv_pb2.SessionResult(id=operation_id, error=self._describe(outcome)))
 
     def _count(self, kind: str, began_ns: int, *, has_failed: bool) -> None:
         """Count an operation that has ended, also if the client has gone."""
-        count = self._counts.get(kind)
-        if count is not None:  # an operation of an unknown kind is not counted
-            count.add(self._now_ns() - began_ns, has_failed=has_failed)
+        if kind:  # an operation of an unknown kind is not counted
+            self._methods[kind][1].add(self._now_ns() - began_ns, has_failed=has_failed)
 
     def _add_reply(self, operation_id: int, kind: str, reply: Message) -> None:
         result = kv_pb2.SessionResult(id=operation_id)
         getattr(result, kind).CopyFrom(reply)
-        self._add(result)
-
-    def _add(self, result: kv_pb2.SessionResult) -> None:
-        self._hold(result.ByteSize() + RESULT_OVERHEAD_BYTES)
-        self._ready.append(result)
-        self._changed.set()
-
-    def _take(self) -> tuple[kv_pb2.SessionReply, int]:
-        """Take the results for one message, at least one, and the bytes that they hold."""
-        count = held_bytes = message_bytes = 0
-        for result in self._ready:
-            result_bytes = result.ByteSize()
-            message_bytes += result_bytes + RESULT_FRAME_BYTES
-            if count and message_bytes > STREAM_MESSAGE_BYTES_MAX:
-                break
-            held_bytes += result_bytes + RESULT_OVERHEAD_BYTES
-            count += 1
-        reply = kv_pb2.SessionReply(results=self._ready[:count])
-        del self._ready[:count]
-        return reply, held_bytes
+        self._results.add(result)
 
 
 async def _outcome(answer: Awaitable[Message]) -> _Outcome:

@@ -98,7 +98,6 @@ class Node:
         settings: SafekeeperConfig,
         runtime: Runtime,
         relays: Relays,
-        sync_workers: Workers,
         open_store: OpenStore,
     ) -> None:
         """Compose a node; called by `Node.open`."""
@@ -106,7 +105,6 @@ class Node:
         self.relays = relays
         self._folder = folder
         self._syncer = syncer
-        self._sync_workers = sync_workers
         self._runtime = runtime
         self._open_store = open_store
         self._hosted: Mapping[bytes, HostedMember] = {}  # by database; replaced, and never changed
@@ -114,6 +112,7 @@ class Node:
         self._tasks: asyncio.TaskGroup | None = None
         self._closed = asyncio.Event()
         self._failure: ShaleError | None = None
+        self._is_released = False
 
     @classmethod
     async def open(
@@ -138,7 +137,7 @@ class Node:
         folder = await runtime.workers.run(_open_folder, settings, filesystem)
         relays = Relays(links, settings.safekeeper.relay_queue_bytes_max, runtime)
         syncer = Syncer(sync_workers)
-        node = cls(folder, syncer, settings, runtime, relays, sync_workers, open_store)
+        node = cls(folder, syncer, settings, runtime, relays, open_store)
         logs, set_aside = await runtime.workers.run(folder.open_logs)
         for path in set_aside:
             problem = "the promise of this member cannot be read any more: the member is lost"
@@ -263,8 +262,10 @@ class Node:
     async def release(self, timeout_ms: float = 0.0) -> None:
         """Close all files. REQUIRES: `run` has returned, or never began."""
         del timeout_ms  # nothing here waits
-        released, self._hosted = self._hosted, {}
-        for hosted in released.values():
+        if self._is_released:
+            return
+        self._is_released = True
+        for hosted in self._hosted.values():
             hosted.member.log.close()
             await hosted.store.close()
         self._folder.close()
@@ -340,7 +341,7 @@ class Node:
             await self._remove(hosted)
             return
         await self._end_member(hosted)
-        folder = await self._sync_workers.run(self._folder.set_aside, hosted.member.log)
+        folder = await self._syncer.workers.run(self._folder.set_aside, hosted.member.log)
         log.warning(
             "MEMBER SET ASIDE: its log has records that are not archived. Delete the folder if "
             "they are of no use",
@@ -350,7 +351,7 @@ class Node:
 
     async def _remove(self, hosted: HostedMember) -> None:
         await self._end_member(hosted)
-        await self._sync_workers.run(self._folder.remove, hosted.member.log)
+        await self._syncer.workers.run(self._folder.remove, hosted.member.log)
         log.info("member retired", **hosted.log_fields)
 
     async def _end_member(self, hosted: HostedMember) -> None:

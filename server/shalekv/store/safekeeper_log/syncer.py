@@ -60,8 +60,8 @@ class Syncer:
     """
 
     def __init__(self, workers: Workers) -> None:
-        """Perform nothing before `run`."""
-        self._workers = workers
+        """Perform nothing before `run`. Only `workers` touch the files of the logs."""
+        self.workers = workers
         self._queue = _Queue()
         self._wake = asyncio.Event()
 
@@ -116,7 +116,7 @@ class Syncer:
         if not batch:
             return
         try:
-            results = await self._workers.run(_perform, batch)
+            results = await self.workers.run(_perform, batch)
         except BaseException as error:
             for job in batch:
                 _fail(job, error)
@@ -126,7 +126,7 @@ class Syncer:
                 job.done.set_result(result)
         low = tuple({job.log: None for job in batch if job.log.wants_spare})
         if low:
-            await self._workers.run(_prepare, low)
+            await self.workers.run(_prepare, low)
 
 
 def _perform(batch: Sequence[_Job]) -> list[int]:
