@@ -39,7 +39,7 @@ from shalekv.write.commit import Group
 from shalekv.write.expiry_sweep import ExpirySweep
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.idempotency import Idempotency
-from shalekv.write.ingest import Loads
+from shalekv.write.ingest import LoadRegistry, Loads
 from shalekv.write.pending_writes import NewestState, PendingWrites
 from shalekv.write.prefetch import Prefetch
 from shalekv.write.recovery import RecoveredLog
@@ -301,15 +301,20 @@ class WriterEngine:
 
     def _loads(self, opened: RecoveredLog, levels: LevelSettings) -> Loads:
         """Build the loads of this opening, beginning with those that were replayed."""
-        loads = Loads(
+        registry = LoadRegistry(
             opened.store,
             opened.manifest,
+            time=self.time,
+            snapshot_ttl_s=self._settings.snapshot_ttl_s,
+            keep=self.levels.pins.keep_load,
+        )
+        loads = Loads(
+            opened.store,
+            registry,
             self.log,
             self.admission,
             levels,
             time=self.time,
-            snapshot_ttl_s=self._settings.snapshot_ttl_s,
-            keep=self.levels.pins.keep_load,
             wait_for_budget=self._wait_for_loads,
         )
         for load in opened.loads:

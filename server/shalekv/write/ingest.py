@@ -195,50 +195,128 @@ class Loaded:
         return self.wal_id is None
 
 
-class Loads:
-    """The loads of one writer."""
+class LoadRegistry:
+    """The loads that are registered in the manifest, and are not committed yet.
 
-    def __init__(  # noqa: PLR0913 - the parts of the engine that it connects
+    A load that will never be submitted is removed from the manifest again.
+    """
+
+    def __init__(
         self,
         store: CasStore,
         manifest: FencedManifest,
+        *,
+        time: LogicalTime,
+        snapshot_ttl_s: int,
+        keep: Callable[[LoadPin], None],
+    ) -> None:
+        """`keep` renews the snapshot of a pin while the pin exists."""
+        self.manifest = manifest
+        self._store = store
+        self._time = time
+        self._snapshot_ttl_s = snapshot_ttl_s
+        self._keep = keep
+        self._pins: dict[str, LoadPin] = {}  # of loads that are registered and have not landed
+        self._abandoned: set[str] = set()  # registered, and will never be submitted
+        self._abandoned_some = asyncio.Event()
+        self._editing = asyncio.Lock()
+
+    async def register(self, load: PendingLoad, *, oldest_ms: int) -> None:
+        """Make the load pending, and a snapshot of a manifest that names its files."""
+        pin = LoadPin(self._store.runtime.random.randbytes(ID_BYTES))
+        expire_time_s = self._time.store_now_ms // 1_000 + self._snapshot_ttl_s
+
+        def edit(manifest: Manifest) -> Manifest:
+            edited = register_load(manifest, load, oldest_ms=oldest_ms)
+            return create_snapshot(edited, pin.snapshot_id, expire_time_s=expire_time_s)
+
+        def landed(manifest: Manifest) -> bool:
+            is_pending = load in manifest.pending_loads
+            return is_pending and has_snapshot(manifest, pin.snapshot_id)
+
+        async with self._editing:
+            with self.abandoned_unless_done(load.load_id):
+                await self.manifest.edit(edit, landed)
+        self._keep(pin)
+        self._pins[load.load_id] = pin
+
+    def land(self, load_id: str) -> LoadPin | None:
+        """Record that a load is durable. Returns its pin, if it was registered here."""
+        return self._pins.pop(load_id, None)
+
+    @contextmanager
+    def abandoned_unless_done(self, load_id: str) -> Iterator[None]:
+        """Mark the load for removal by `drop_abandoned` if the body fails or is cancelled."""
+        try:
+            yield
+        except BaseException:
+            self._pins.pop(load_id, None)
+            self._abandoned.add(load_id)
+            self._abandoned_some.set()
+            raise
+        self._abandoned.discard(load_id)
+
+    async def drop_abandoned(self) -> ShaleError:
+        """Remove loads from the manifest that will never be submitted, until cancelled.
+
+        Errors of the store are logged; the next round, or the next writer, removes them. Returns
+        the error that ends the writer.
+        """
+        while True:
+            await self._abandoned_some.wait()
+            self._abandoned_some.clear()
+            try:
+                async with self._editing:
+                    if self._abandoned:
+                        await self._drop(frozenset(self._abandoned))
+            except StoreError as error:
+                log.warning("abandoned loads stay pending", error=str(error))
+            except ShaleError as error:
+                return error
+
+    async def _drop(self, load_ids: Collection[str]) -> None:
+        await self.manifest.edit(
+            lambda manifest: drop_pending(manifest, load_ids),
+            lambda manifest: not any(is_pending(manifest, each) for each in load_ids),
+        )
+        self._abandoned -= {*load_ids}
+
+
+class Loads:
+    """The loads of one writer."""
+
+    def __init__(
+        self,
+        store: CasStore,
+        registry: LoadRegistry,
         log: GroupCommit,
         admission: Admission,
         settings: LevelSettings,
         *,
         time: LogicalTime,
-        snapshot_ttl_s: int,
-        keep: Callable[[LoadPin], None],
         wait_for_budget: Callable[[], Awaitable[None]],
     ) -> None:
-        """`keep` renews the snapshot of a pin while the pin exists.
-
-        `wait_for_budget` returns when few enough loads are uncompacted, or raises `MemtableFull`.
+        """`wait_for_budget` returns when few enough loads are uncompacted, or raises
+        `MemtableFull`.
 
         REQUIRES: `land` is called for each load that was replayed, too.
         """
         self._store = store
-        self._manifest = manifest
+        self._registry = registry
         self._log = log
         self._admission = admission
         self._settings = settings
         self._time = time
-        self._snapshot_ttl_s = snapshot_ttl_s
-        self._keep = keep
         self._wait_for_budget = wait_for_budget
         self._committed: dict[str, CommittedLoad] = {}  # those that are not compacted
         self._in_flight: dict[str, asyncio.Event] = {}  # set when the load is settled
-        self._pins: dict[str, LoadPin] = {}  # of loads that are registered and have not landed
-        self._abandoned: set[str] = set()  # registered, and will never be submitted
-        self._abandoned_some = asyncio.Event()
         self._encoding = asyncio.Lock()  # one batch at a time, since it is in memory twice
-        self._editing = asyncio.Lock()
 
     def land(self, load: CommittedLoad) -> LoadPin | None:
         """Record that a load is durable. Returns the pin, which readers of its files must hold."""
         if not load.load_id.startswith(OWN_PREFIX):  # no client asks for those
             self._committed[load.load_id] = load
-        return self._pins.pop(load.load_id, None)
+        return self._registry.land(load.load_id)
 
     async def write_batch(
         self,
@@ -259,14 +337,14 @@ class Loads:
             async with self._encoding:
                 await self._wait_for_budget()
                 load, files = await self._encode(changes)
-                await self._register(load, oldest_ms=await self._store.now_ms())
-                with self._abandoned_unless_done(load.load_id):
+                await self._registry.register(load, oldest_ms=await self._store.now_ms())
+                with self._registry.abandoned_unless_done(load.load_id):
                     while files:
                         await self._upload(files.pop())
         except BaseException:
             self._admission.release(size_bytes + record_bytes)
             raise
-        with self._abandoned_unless_done(load.load_id):
+        with self._registry.abandoned_unless_done(load.load_id):
             return self._log.ingest(load, settle, size_bytes=size_bytes, claim=claim)
 
     async def ingest(self, load_id: str, infos: Sequence[SstInfo]) -> Loaded:
@@ -284,26 +362,12 @@ class Loads:
         return Loaded(seq, None)
 
     async def drop_abandoned(self) -> None:
-        """Remove loads from the manifest that will never be submitted, until cancelled.
-
-        Errors of the store are logged; the next round, or the next writer, removes them.
-        """
-        while True:
-            await self._abandoned_some.wait()
-            self._abandoned_some.clear()
-            try:
-                async with self._editing:
-                    if self._abandoned:
-                        await self._drop(frozenset(self._abandoned))
-            except StoreError as error:
-                log.warning("abandoned loads stay pending", error=str(error))
-            except ShaleError as error:
-                self._log.stop(error)
-                return
+        """Remove loads from the manifest that will never be submitted, until cancelled."""
+        self._log.stop(await self._registry.drop_abandoned())
 
     def _find(self, load_id: str) -> int | None:
         """The sequence number of the load if it was committed, or of a later one of its stream."""
-        manifest = self._manifest.current
+        manifest = self._registry.manifest.current
         compacted = manifest.wal_id_last_compacted
         if compacted is not None:  # the manifest lists the compacted ones
             self._committed = {
@@ -352,22 +416,22 @@ class Loads:
         await self._wait_for_budget()
         await self._admission.wait(size_bytes)
         try:
-            database_id = self._manifest.current.database_id
+            database_id = self._registry.manifest.current.database_id
             oldest_ms = await check_files(self._store, infos, database_id=database_id)
             load = PendingLoad(load_id, SstTable.from_infos(infos))
-            await self._register(load, oldest_ms=oldest_ms)
+            await self._registry.register(load, oldest_ms=oldest_ms)
         except BaseException:
             self._admission.release(size_bytes)
             raise
-        with self._abandoned_unless_done(load_id):
+        with self._registry.abandoned_unless_done(load_id):
             self._log.ingest(load, settle, size_bytes=size_bytes)
 
     async def _encode(self, changes: Sequence[Change]) -> tuple[PendingLoad, list[FinishedSst]]:
         random = self._store.runtime.random
         now_ms = await self._store.now_ms()
         author = FileOwner(
-            database_id=self._manifest.current.database_id,
-            own=self._manifest.own,
+            database_id=self._registry.manifest.current.database_id,
+            own=self._registry.manifest.own,
             stem_id=new_lease_id(now_ms, random.randbytes(RANDOM_BYTES)),
             logical_time_ms=self._time.now_ms(),
         )
@@ -386,41 +450,3 @@ class Loads:
         if isinstance(await self._store.claim(name, file.data), Taken):
             message = f"{name} exists with other bytes, although its id was drawn at random"
             raise IllegalState(message)
-
-    async def _register(self, load: PendingLoad, *, oldest_ms: int) -> None:
-        """Make the load pending, and a snapshot of a manifest that names its files."""
-        pin = LoadPin(self._store.runtime.random.randbytes(ID_BYTES))
-        expire_time_s = self._time.store_now_ms // 1_000 + self._snapshot_ttl_s
-
-        def edit(manifest: Manifest) -> Manifest:
-            edited = register_load(manifest, load, oldest_ms=oldest_ms)
-            return create_snapshot(edited, pin.snapshot_id, expire_time_s=expire_time_s)
-
-        def landed(manifest: Manifest) -> bool:
-            is_pending = load in manifest.pending_loads
-            return is_pending and has_snapshot(manifest, pin.snapshot_id)
-
-        async with self._editing:
-            with self._abandoned_unless_done(load.load_id):
-                await self._manifest.edit(edit, landed)
-        self._keep(pin)
-        self._pins[load.load_id] = pin
-
-    async def _drop(self, load_ids: Collection[str]) -> None:
-        await self._manifest.edit(
-            lambda manifest: drop_pending(manifest, load_ids),
-            lambda manifest: not any(is_pending(manifest, each) for each in load_ids),
-        )
-        self._abandoned -= {*load_ids}
-
-    @contextmanager
-    def _abandoned_unless_done(self, load_id: str) -> Iterator[None]:
-        """Mark the load for removal by `drop_abandoned` if the body fails or is cancelled."""
-        try:
-            yield
-        except BaseException:
-            self._pins.pop(load_id, None)
-            self._abandoned.add(load_id)
-            self._abandoned_some.set()
-            raise
-        self._abandoned.discard(load_id)

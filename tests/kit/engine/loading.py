@@ -25,7 +25,7 @@ from shalekv.store.cas import CasStore
 from shalekv.write.admission import Admission
 from shalekv.write.commit import Group, changes_bytes
 from shalekv.write.group_commit import GroupCommit
-from shalekv.write.ingest import Loads
+from shalekv.write.ingest import LoadRegistry, Loads
 from shalekv.write.pending_writes import PendingWrites
 from shalekv.write.recovery import RecoveredLog
 from shalekv.write.wal import list_wal
@@ -60,15 +60,20 @@ class LoadingWriter(MemoryDatabase):
         )
         self.kept: list[LoadPin] = []
         self.landed: list[tuple[CommittedLoad, LoadPin | None]] = []
-        self.loads = Loads(
+        registry = LoadRegistry(
             opened.store,
             opened.manifest,
+            time=opened.time,
+            snapshot_ttl_s=60,
+            keep=self.kept.append,
+        )
+        self.loads = Loads(
+            opened.store,
+            registry,
             self.log,
             self.admission,
             SETTINGS,
             time=opened.time,
-            snapshot_ttl_s=60,
-            keep=self.kept.append,
             wait_for_budget=budget_for_all,
         )
 
