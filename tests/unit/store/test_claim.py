@@ -36,7 +36,7 @@ ONCE = [f"create {NAME}", f"get {NAME}"]
         ([Fate.REQUEST_LOST], True, Taken(THEIRS, is_first_owner=False), ONCE),
     ],
 )
-async def test_what_a_claim_asks(
+async def test_requests_of_a_claim(
     creates: list[Fate], outcome: ClaimOutcome, log: list[str], *, is_taken: bool
 ) -> None:
     """A create that is answered with success needs no read. After any other outcome the object is

@@ -69,7 +69,7 @@ async def test_a_failed_sync_breaks_the_store(
 
 @pytest.mark.parametrize("call", ["mkdir", "create", "write", "link"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
-async def test_a_full_disk_is_told_and_passes(
+async def test_a_full_disk_is_reported_and_passes(
     tmp_path: Path, disk: FailingFileSystem, call: str, error: int
 ) -> None:
     """On a full disk nothing is created or left behind, and later creates succeed."""

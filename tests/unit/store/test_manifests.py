@@ -74,7 +74,7 @@ async def test_two_lists_tell_that_a_database_was_deleted(empty_lists: int) -> N
         await stored.refresh()
 
 
-async def test_manifest_of_another_database_is_told() -> None:
+async def test_manifest_of_another_database_is_reported() -> None:
     """A manifest with a higher id that belongs to another database is an error."""
     database = await Database.created()
     stored = stored_in(database.store)
@@ -84,7 +84,7 @@ async def test_manifest_of_another_database_is_told() -> None:
         await stored.refresh()
 
 
-async def test_state_that_went_back_is_told() -> None:
+async def test_state_that_went_back_is_reported() -> None:
     """A process that has seen a later state than the manifest shows now stops: an older state was
     put in place of the database.
     """
@@ -157,8 +157,8 @@ class Recycling(MemoryStore):
     """
 
     def __init__(self, database: Database, *, in_seconds: bool) -> None:
-        self.now_ms_told = 1_500
-        super().__init__(lambda: self.now_ms_told, objects=database.objects)
+        self.reported_now_ms = 1_500
+        super().__init__(lambda: self.reported_now_ms, objects=database.objects)
         self.database = database
         self.in_seconds = in_seconds
         self.then_recycle = False
@@ -172,7 +172,7 @@ class Recycling(MemoryStore):
             for _ in range(2):
                 await self.database.edit(raised_epoch)
             await self.database.remove(*(names.manifest_name(number) for number in range(3)))
-            self.now_ms_told += 10_000
+            self.reported_now_ms += 10_000
             await self.create(name, encode_manifest(stale))
         found = await super().get(name)
         reported_ms = found.info.modified_ms - found.info.modified_ms % (
@@ -204,7 +204,7 @@ async def test_edit_at_a_recycled_id_does_not_count() -> None:
     assert (edited.manifest_id, edited.compactor_epoch, edited.writer_address) == (4, 3, "ours:1")
 
 
-async def test_what_was_seen_does_not_go_back() -> None:
+async def test_an_overtaken_read_does_not_go_back() -> None:
     """A read that a newer one overtakes does not make the older manifest current again."""
     database = await Database.created()
     await database.edit(raised_epoch)

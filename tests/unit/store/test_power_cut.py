@@ -229,7 +229,7 @@ def _problems(store: LocalStore, known: Known) -> list[str]:
 
 @pytest.mark.parametrize("first", [0, pytest.param(CUTS, marks=pytest.mark.soak)])
 @pytest.mark.timeout(600)
-def test_what_was_told_survives(first: int) -> None:
+def test_what_was_acknowledged_survives(first: int) -> None:
     """After a power cut, acknowledged objects exist and are whole, and no half object exists."""
     for number in range(first, CUTS_OF_SOAK if first else CUTS):
         problems = power_cut(number, ForwardingFileSystem)

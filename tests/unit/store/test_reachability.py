@@ -19,7 +19,7 @@ def failure(problem: str) -> StoreUnavailable:
     return StoreUnavailable("file:///db", "create", "wal/1", problem)
 
 
-def test_an_outage_is_told_after_a_while() -> None:
+def test_an_outage_is_reported_after_a_while() -> None:
     """An outage lasts from the beginning of the first failed request, with the last problem, until
     a request is answered.
     """
@@ -62,7 +62,7 @@ def test_silence_is_an_outage() -> None:
     assert requests.trouble() is None
 
 
-def test_problems_are_told_from_the_first_on() -> None:
+def test_problems_are_reported_from_the_first_on() -> None:
     """A caller with a shorter threshold than that of an outage gets problems that have lasted only
     milliseconds.
     """
@@ -78,7 +78,7 @@ def test_problems_are_told_from_the_first_on() -> None:
     assert trouble.text(clock.monotonic_ms()) == "store unreachable for 40 ms: connection refused"
 
 
-async def test_what_is_told_of_a_claim_is_the_problem_of_its_create() -> None:
+async def test_a_claim_reports_the_problem_of_its_create() -> None:
     """The reported problem is that of the create, also when a later read says, truthfully, that
     there is no object.
     """

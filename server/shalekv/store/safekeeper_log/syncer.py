@@ -30,7 +30,7 @@ class _Effects:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _MakeRoom:
+class _MakeSpace:
     log: MemberLog
     sizes: Sequence[int]
     done: Future[int]  # 1: there is space; 0: the disk is full
@@ -43,7 +43,7 @@ class _Trim:
     done: Future[int]
 
 
-_Job = _Effects | _MakeRoom | _Trim
+_Job = _Effects | _MakeSpace | _Trim
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class Syncer:
     async def make_space(self, log: MemberLog, records: Sequence[Record]) -> bool:
         """Allocate space for records after all that was submitted; False: the disk is full."""
         sizes = [frame_bytes(record) for record in records]
-        return bool(await self._add(_MakeRoom(log, sizes, _future())))
+        return bool(await self._add(_MakeSpace(log, sizes, _future())))
 
     async def trim(self, log: MemberLog, base: LogEnd) -> None:
         """Trim a log, after everything submitted before."""
@@ -136,13 +136,13 @@ def _perform(batch: Sequence[_Job]) -> list[int]:
         match job:
             case _Effects():
                 job.log.apply(job.effects)
-            case _MakeRoom():
+            case _MakeSpace():
                 has_space[job] = job.log.make_space(job.sizes)
             case _Trim():
                 job.log.trim(job.base)
     for log in {job.log: None for job in batch}:
         log.flush()
-    return [has_space[job] if isinstance(job, _MakeRoom) else job.log.durable_lsn for job in batch]
+    return [has_space[job] if isinstance(job, _MakeSpace) else job.log.durable_lsn for job in batch]
 
 
 def _prepare(logs: Sequence[MemberLog]) -> None:

@@ -167,7 +167,7 @@ async def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert all(path.exists() for path in [*strange, tmp_path / "precious"])
 
 
-async def test_what_a_dead_writer_left_goes(tmp_path: Path) -> None:
+async def test_files_of_a_dead_writer_are_deleted(tmp_path: Path) -> None:
     """A temporary file is deleted when it is old, and counts until then."""
     cache = open_cache(tmp_path)
     await kept(cache, part(1))

@@ -199,7 +199,7 @@ async def test_a_start_waits_for_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped_in", ["list_files", "try_lock"])
-async def test_the_lock_goes_with_who_was_cancelled(tmp_path: Path, stopped_in: str) -> None:
+async def test_a_cancelled_scan_leaves_no_lock(tmp_path: Path, stopped_in: str) -> None:
     """A process that is cancelled during a scan leaves no lock: the next one scans."""
     stopped, filesystem, workers = gated(tmp_path, stopped_in)
     async with asyncio.TaskGroup() as tasks:

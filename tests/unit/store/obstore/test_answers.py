@@ -25,7 +25,7 @@ from tests.unit.store.obstore.conftest import AZURE_KEY
 pytestmark = pytest.mark.usefixtures("azure_account")
 
 NAME = "wal/1.sst"
-TOLD = {
+HEADERS = {
     "ETag": '"1"',
     "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
     "Content-Type": "text/plain",
@@ -67,7 +67,7 @@ async def opened(
 def said(status: int = 200, body: str = "", **headers: str) -> Reply:
     """A reply with the headers that every object has."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Reply(status, body.encode(), TOLD | named)
+    return Reply(status, body.encode(), HEADERS | named)
 
 
 async def dropped(_: Request) -> Reply:
@@ -167,9 +167,9 @@ async def test_what_was_not_applied(provider: Provider) -> None:
     """A request that was refused for its rate, or had no connection, may be retried."""
     with pytest.raises(StoreUnavailable, match="429"):
         await create(provider, lambda _: refused(429, "SlowDown"))
-    with socket.socket() as unheard:
-        unheard.bind(("127.0.0.1", 0))  # and does not listen
-        store = open_at(provider, f"http://127.0.0.1:{unheard.getsockname()[1]}")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        store = open_at(provider, f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(StoreUnavailable, match="no connection could be made"):
             await store.create(NAME, b"data")
     await store.close()
@@ -240,7 +240,7 @@ async def test_a_batch_with_a_missing_name_is_sent_one_by_one() -> None:
             await store.delete(["wal/1", "wal/2"])
 
 
-async def test_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_secrets_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """No error, and no output of it, shows credentials or signatures."""
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=2021-12-02&sig=S1GNATURE")

@@ -191,7 +191,7 @@ async def test_answers_of_somebody_else(reply: Reply, reported: str, calls: list
 
 
 @pytest.mark.parametrize(("shift_s", "side"), [(3_600, "behind"), (-3_600, "ahead of")])
-async def test_the_skew_is_told(shift_s: int, side: str) -> None:
+async def test_the_skew_is_reported(shift_s: int, side: str) -> None:
     """A refusal because of the clock says in which direction it is wrong, and by how much."""
 
     def answer(_: Request) -> Reply:
@@ -232,7 +232,7 @@ async def test_a_connection_that_breaks() -> None:
         assert len(server.requests) == s3.sent.total == 3
 
 
-async def test_secrets_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_secrets_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     """No error of any call, and no log at the level DEBUG, shows the request's own headers that a
     server repeats, also for one object of a batch.
     """

@@ -38,7 +38,9 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     return program_in(tmp_path, monkeypatch)
 
 
-async def test_they_are_looked_for_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_missing_credentials_are_searched_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Without credentials nothing is sent, and the error says where they are searched. Later
     credentials are found, and an anonymous store needs none.
     """

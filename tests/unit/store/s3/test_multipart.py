@@ -293,7 +293,7 @@ async def test_old_uploads_go_and_others_stay() -> None:
         assert s3.sent.by_kind[RequestKind.LIST] == 4
 
 
-async def test_they_are_looked_for_seldom() -> None:
+async def test_abandoned_uploads_are_listed_seldom() -> None:
     """A collector that runs every minute lists uploads once an hour; opening a database
     never does.
     """

@@ -258,7 +258,7 @@ async def test_a_reply_that_is_far_ahead() -> None:
             await s3.now_ms()
 
 
-async def test_it_is_asked_again() -> None:
+async def test_the_time_is_requested_again() -> None:
     """A store with retries gets the time in the end; local time is that of the runtime."""
     clock = InlineClock()
     runtime = inline_runtime(clock=clock)

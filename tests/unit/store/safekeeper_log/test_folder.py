@@ -100,7 +100,7 @@ def test_two_cannot_share_it(path: Path) -> None:
     opened(path).close()
 
 
-def test_a_folder_that_cannot_be_made_is_told(path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(path: Path) -> None:
     """A file in the place of the folder, or a missing permission, is an error that names the
     folder.
     """

@@ -131,7 +131,7 @@ def cut(random: Random, wrap: Callable[[FileSystem], FileSystem]) -> bool:
     return fits(log, before, after) and again.recovered.log == log.recovered.log
 
 
-def test_what_was_told_survives() -> None:
+def test_what_was_acknowledged_survives() -> None:
     """Durable records and promises exist after a power cut, and no truncated record returns."""
     for number in range(CUTS):
         assert cut(random_of(f"member log {number}"), ForwardingFileSystem), f"cut {number}"

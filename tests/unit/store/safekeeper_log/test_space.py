@@ -97,7 +97,7 @@ def test_a_part_of_the_disk_stays_free(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_trimming_makes_room(tmp_path: Path) -> None:
+def test_trimming_makes_space(tmp_path: Path) -> None:
     """A full disk has space again when segments are trimmed, truncated or reset."""
     disk = SmallDisk(SMALL_FILES_BYTES + 3 * SEGMENT_BYTES)
     log = new_log(tmp_path / "member", filesystem=disk)
@@ -136,7 +136,7 @@ def test_votes_and_cuts_on_a_full_disk(tmp_path: Path) -> None:
     assert not log.has_space(RECORDS[6:7])
 
 
-def test_a_member_needs_room(tmp_path: Path) -> None:
+def test_a_member_needs_space(tmp_path: Path) -> None:
     """Without space for a member, no half of one is left behind."""
     disk = SmallDisk(SMALL_FILES_BYTES - 1)
     with pytest.raises(LogFull):
@@ -146,27 +146,27 @@ def test_a_member_needs_room(tmp_path: Path) -> None:
     new_log(tmp_path / "member", filesystem=disk)
 
 
-def test_room_counts_what_was_submitted() -> None:
+def test_space_counts_what_was_submitted() -> None:
     """Space of submitted records is not promised twice; a spare is used when the open
     segment ends.
     """
-    room = SpaceAccounting()
-    room.open_bytes = 100
-    assert room.fits([60, 40])
-    assert not room.fits([60, 41])
-    room.submit([60], 0)
-    assert not room.fits([41])
-    room.add_spare(50)
-    assert room.fits([41])
-    assert room.fits([41, 9])
-    assert room.lacking([41, 10]) == 10
-    room.written(60)
-    assert room.fits([40, 50])
-    room.submit([], 1)
-    assert not room.fits([])
-    room.settled(10)
-    assert room.fits([10, 50])
-    assert not room.fits([11, 40])
+    space = SpaceAccounting()
+    space.open_bytes = 100
+    assert space.fits([60, 40])
+    assert not space.fits([60, 41])
+    space.submit([60], 0)
+    assert not space.fits([41])
+    space.add_spare(50)
+    assert space.fits([41])
+    assert space.fits([41, 9])
+    assert space.lacking([41, 10]) == 10
+    space.written(60)
+    assert space.fits([40, 50])
+    space.submit([], 1)
+    assert not space.fits([])
+    space.settled(10)
+    assert space.fits([10, 50])
+    assert not space.fits([11, 40])
 
 
 @pytest.mark.parametrize("call", ["pwrite", "sync_data", "fsync", "rename"])

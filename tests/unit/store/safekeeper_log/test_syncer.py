@@ -98,7 +98,7 @@ async def test_many_appends_share_a_sync(
     assert held(log) == held(other) == list(RECORDS)
 
 
-async def test_nobody_is_told_before_it_is_durable(
+async def test_nothing_is_acknowledged_before_it_is_durable(
     log: MemberLog, tmp_path: Path, disk: FailingFileSystem
 ) -> None:
     """Futures are done in order, each after the sync; another process then finds all records."""
@@ -135,7 +135,7 @@ async def test_effects_are_done_in_order(log: MemberLog, tmp_path: Path) -> None
     assert old_log(tmp_path / "one").recovered.promise == BALLOT
 
 
-async def test_room_is_made_and_logs_are_trimmed(log: MemberLog, disk: FailingFileSystem) -> None:
+async def test_space_is_made_and_logs_are_trimmed(log: MemberLog, disk: FailingFileSystem) -> None:
     """Space is allocated in order with submitted effects; a full disk is reported, and the syncer
     goes on.
     """
@@ -192,7 +192,7 @@ async def test_a_failed_sync_ends_it(log: MemberLog, disk: FailingFileSystem) ->
     workers.close()
 
 
-async def test_who_waits_is_cancelled_with_it(log: MemberLog) -> None:
+async def test_waiting_callers_are_cancelled_with_it(log: MemberLog) -> None:
     """When the task is cancelled, no caller waits forever, and the result of a running batch is not
     reported.
     """

@@ -173,7 +173,7 @@ async def test_another_server_at_the_beginning() -> None:
 
 @pytest.mark.usefixtures("keys")
 @pytest.mark.parametrize("status", [400, 500])
-async def test_errors_are_discreet(status: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_are_redacted(status: int, caplog: pytest.LogCaptureFixture) -> None:
     """No error and no log shows the request's own headers that a server repeats."""
     logging.getLogger("botocore").setLevel(logging.NOTSET)
     caplog.set_level(logging.DEBUG)

@@ -188,7 +188,7 @@ def test_a_doubtful_source_is_not_deleted_under_a_helper() -> None:
     assert cluster.data(NAME) == OURS
 
 
-def test_doubt_is_told() -> None:
+def test_a_lost_insert_makes_the_outcome_unknown() -> None:
     """A process that lost the reply to its insert, and finds a rival, reports an unknown
     outcome.
     """
@@ -220,7 +220,7 @@ def test_a_lost_reply(request_name: str, fate: Fate, *, is_taken: bool) -> None:
 
 
 @pytest.mark.parametrize("fate", LOST)
-def test_what_a_create_is_told(fate: Fate) -> None:
+def test_failures_after_the_copy_do_not_fail_a_create(fate: Fate) -> None:
     """A failure in a step after the copy does not fail the create. Without an answer to the first
     step there is no record, and a retry may succeed.
     """

@@ -134,7 +134,7 @@ BREAKS_ONE = {
 }
 
 
-async def test_lost_metadata_is_told() -> None:
+async def test_lost_metadata_is_reported() -> None:
     """A store may drop metadata: this is reported, and fails no check."""
     checked = await tried(careless.LosesMetadata)
     assert checked.failed == set()
