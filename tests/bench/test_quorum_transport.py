@@ -29,6 +29,7 @@ from shalekv.store.opening import open_store
 from shalekv.write.opening import open_log
 from shalekv.write.quorum.links import DatabasePlace, Link
 from tests.bench.sizes import sized
+from tests.kit.constants import constants
 from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.processes import Processes
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.timeout(600)
 MEMBERS = 5
 ROUNDS = sized(5, 1)
 WRITES = sized(200, 10)
-NEVER_MS = 600_000  # timeout for a silent chain, on a busy machine
+PATIENT = {"shalekv.write.quorum.peer:CHAIN_TIMEOUT_MS": 600_000}  # on a busy machine
 DEADLINE_S = 60
 
 
@@ -90,12 +91,11 @@ async def writing(
     """A writer in this process that sends so; every member follows it."""
     links = CountingLinks()
     store = open_store(url, runtime, StoreSettings())
-    quorum = QuorumSettings.model_validate(
-        {"safekeeper_transport": way, "chain_timeout_ms": NEVER_MS}
-    )
+    quorum = QuorumSettings.model_validate({"safekeeper_transport": way})
     settings = WriterSettings(flush_interval_ms=0)
     cas = CasStore(store, runtime, StoreSettings())
-    opened = await open_log(cas, settings, address="here:1", links=links, quorum=quorum)
+    with constants(PATIENT):
+        opened = await open_log(cas, settings, address="here:1", links=links, quorum=quorum)
     it = Writing(opened, links)  # type: ignore[arg-type] # it wants those of a test in one process
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(it.engine.run(stop_grace_ms=GRACE_MS))

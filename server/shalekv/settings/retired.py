@@ -57,6 +57,23 @@ REMOVED: Mapping[str, str] = {
     "cache.read_ahead_bytes_max": "it is a 24th of scan_ahead_bytes_max, at most 1 MiB",
     "watches.watch_stream_bytes_max": "it is a quarter of watch_bytes_max, at most 4 MiB",
     "compactor.recent_loads_max_count": "the last 1,000 loads and streams of loads are remembered",
+    "quorum.reply_timeout_ms": "the writer connects again to a safekeeper that has not answered "
+    "for 10 seconds",
+    "quorum.send_queue_bytes_max": "8 MiB of records are sent to a safekeeper ahead of its answers",
+    "quorum.chain_timeout_ms": "a member of the chain that acknowledges nothing for 300 "
+    "milliseconds is sent records directly",
+    "quorum.archive_object_bytes": "a WAL object in the archive has at most 8 MiB",
+    "quorum.archive_takeover_ms": "another safekeeper is appointed when nothing was archived for "
+    "5 seconds",
+    "safekeeper.append_queue_bytes_max": "64 MiB of the appends of a writer wait for the disk",
+    "safekeeper.relay_queue_bytes_max": "16 MiB wait to be forwarded to another safekeeper",
+    "safekeeper.piece_bytes_max": "a message to a replica or a writer has 1 MiB of records",
+    "safekeeper.tail_heartbeat_ms": "a replica receives a message each second",
+    "archiving.archive_upload_timeout_ms": "an upload that takes longer than a minute is begun "
+    "again",
+    "archiving.archive_pause_ms": "checks for complete WAL objects are at least 20 milliseconds "
+    "apart",
+    "archiving.archive_read_bytes": "4 MiB of a log are read at once",
 }
 
 

@@ -192,13 +192,6 @@ class QuorumSettings(Settings):
         description="How long a write waits for a majority, milliseconds. Then it ends with an "
         "unknown outcome, and writes are refused with UNAVAILABLE until a majority answers.",
     )
-    reply_timeout_ms: int = Field(
-        default=10_000,
-        ge=10,
-        le=3_600_000,
-        description="When a safekeeper has not answered a message for so long, the writer "
-        "connects to it again, milliseconds.",
-    )
     parallel_appends: int = Field(
         default=8,
         ge=1,
@@ -206,25 +199,11 @@ class QuorumSettings(Settings):
         description="Most groups of writes in flight to the safekeepers. They become durable in "
         "order.",
     )
-    send_queue_bytes_max: int = Field(
-        default=8 * MIB,
-        ge=64 * KIB,
-        le=1 * GIB,
-        description="Most bytes of records that were sent to one safekeeper and not acknowledged. "
-        "Beyond it, it is sent nothing more; the others are not delayed.",
-    )
     safekeeper_transport: SafekeeperTransport = Field(
         default=SafekeeperTransport.DIRECT,
         description="Path of records. direct: from the writer to every safekeeper. chain: to the "
         "first safekeeper, which forwards them to the next, and so on; each still answers to the "
         "writer.",
-    )
-    chain_timeout_ms: int = Field(
-        default=300,
-        ge=1,
-        le=600_000,
-        description="When a safekeeper of the chain has acknowledged nothing for so long although "
-        "records are due, the writer sends it records directly for a time, milliseconds.",
     )
     commit_broadcast: bool = Field(
         default=False,
@@ -245,20 +224,6 @@ class QuorumSettings(Settings):
         description="Interval between WAL objects in the archive, milliseconds: the writes of that "
         "time share one. No write waits for it. Not set: 250 on stores that charge for requests, "
         "50 on file:// and memory://. 0: each group of writes is an object.",
-    )
-    archive_object_bytes: int = Field(
-        default=8 * MIB,
-        ge=4 * KIB,
-        le=256 * MIB,
-        description="Most bytes of a WAL object in the archive: a larger one ends before "
-        "archive_interval_ms.",
-    )
-    archive_takeover_ms: int = Field(
-        default=5_000,
-        ge=10,
-        le=3_600_000,
-        description="When the safekeeper that is appointed to archive has archived nothing for so "
-        "long although records were due, another one is appointed, milliseconds.",
     )
 
 
@@ -388,33 +353,6 @@ class SafekeeperSettings(Settings):
         description="Memory for the end of one log, for replicas and members that follow closely. "
         "Records that are not on the disk yet are held in addition.",
     )
-    append_queue_bytes_max: int = Field(
-        default=64 * MIB,
-        ge=1 * MIB,
-        le=16 * GIB,
-        description="Most bytes of one writer's appends that wait for the disk. Beyond it appends "
-        "are received no faster than they are synced.",
-    )
-    relay_queue_bytes_max: int = Field(
-        default=16 * MIB,
-        ge=64 * KIB,
-        le=1 * GIB,
-        description="Most bytes that wait to be forwarded to one other safekeeper, when a writer "
-        "asks for that. Beyond it records are dropped, and the writer sends them itself.",
-    )
-    piece_bytes_max: int = Field(
-        default=1 * MIB,
-        ge=4 * KIB,
-        le=32 * MIB,
-        description="Most bytes of records in one message to a replica or a writer, unless one "
-        "record alone is larger.",
-    )
-    tail_heartbeat_ms: int = Field(
-        default=1_000,
-        ge=10,
-        le=600_000,
-        description="Longest time between two messages to a replica, milliseconds.",
-    )
     log_retire_interval_ms: int = Field(
         default=60_000,
         ge=10,
@@ -434,12 +372,6 @@ class ArchivingSettings(Settings):
         ge=1,
         le=64,
         description="WAL objects of one database that a safekeeper uploads at once.",
-    )
-    archive_upload_timeout_ms: int = Field(
-        default=60_000,
-        ge=10,
-        le=3_600_000,
-        description="An upload that takes longer is begun again, milliseconds.",
     )
     archive_list_interval_ms: int = Field(
         default=10_000,
@@ -461,17 +393,4 @@ class ArchivingSettings(Settings):
         le=3_600_000,
         description="When a WAL object has been missing from the archive for so long, a safekeeper "
         "that was not appointed archives it, milliseconds; a second one after twice the time.",
-    )
-    archive_pause_ms: int = Field(
-        default=20,
-        ge=0,
-        le=60_000,
-        description="Least time between two checks of a safekeeper for WAL objects that are "
-        "complete in its own log, milliseconds.",
-    )
-    archive_read_bytes: int = Field(
-        default=4 * MIB,
-        ge=4 * KIB,
-        le=1 * GIB,
-        description="Bytes of a log that are read at once to find the objects that are complete.",
     )

@@ -38,6 +38,7 @@ from tests.kit.processes.wal_contents import read_wal, state_of
 from tests.kit.seeds import random_of, run_seed
 from tests.servers.s3 import S3Server
 
+QUICK_REPLIES = variables({"shalekv.write.quorum.peer:REPLY_TIMEOUT_MS": 500})
 QUICK = variables({"shalekv.store.retry:RETRY_MAX_MS": 200})
 WRITES = 40  # in each part of a test
 CHAIN = ("--safekeeper-transport", "chain", "--commit-broadcast")
@@ -198,7 +199,7 @@ async def test_a_safekeeper_is_cut_off_or_slow_and_comes_back(
     """
     cluster = await Cluster.started(processes, tmp_path)
     async with uplink() as way, loads() as running:
-        writer = await cluster.serve(*ALONE, *LENIENT, "--reply-timeout-ms", "500", env=way.env)
+        writer = await cluster.serve(*ALONE, *LENIENT, env=QUICK_REPLIES | dict(way.env))
         load = await running.begin(writer)
         for cut in (BOTH, NO_REQUESTS, NO_REPLIES):
             way.cut([cluster.addresses[0]], **cut)

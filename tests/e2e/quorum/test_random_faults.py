@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from tests.e2e.quorum.random_faults import RandomFaults
+from tests.kit.constants import variables
 from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.history import History
 from tests.kit.processes.load import Persistent, check_archived
@@ -24,10 +25,17 @@ NODES = (
     *("--archive-list-interval-ms", "300", "--archive-unasked-ms", "1500"),
 )
 WRITERS = (
-    *("--quorum-timeout-ms", "1500", "--vote-timeout-ms", "8000", "--reply-timeout-ms", "1000"),
+    *("--quorum-timeout-ms", "1500", "--vote-timeout-ms", "8000"),
     *("--safekeeper-connect-timeout-ms", "1000", "--fence-poll-ms", "500"),
-    *("--archive-interval-ms", "250", "--archive-takeover-ms", "1500"),
+    *("--archive-interval-ms", "250"),
     *ALONE,
+)
+
+QUICK = variables(
+    {
+        "shalekv.write.quorum.peer:REPLY_TIMEOUT_MS": 1_000,
+        "shalekv.write.quorum.log:ARCHIVE_TAKEOVER_MS": 1_500,
+    }
 )
 
 
@@ -44,7 +52,8 @@ async def test_random_faults_lose_nothing(
     afterwards writes continue, damaged logs are filled and sound, and fsck is clean.
     """
     random = random_of(f"quorum faults for {duration_s} s")
-    cluster = await Cluster.started(processes, tmp_path, *NODES)
+    cluster = Cluster(processes, tmp_path, count=3, env=QUICK)
+    await cluster.start(*NODES)
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     faults = RandomFaults(cluster, addresses, WRITERS, random)
     await faults.begin()

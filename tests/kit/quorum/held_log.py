@@ -40,8 +40,6 @@ EAGER = ArchivingSettings(
     archive_list_interval_ms=10,
     archive_manifest_interval_ms=10,
     archive_unasked_ms=10,
-    archive_pause_ms=0,
-    archive_read_bytes=4_096,
 )
 # Never does what it was not asked for.
 PATIENT = EAGER.model_copy(update={"archive_unasked_ms": 3_600_000})

@@ -27,7 +27,7 @@ from shalekv.server.safekeeper import service
 from shalekv.server.safekeeper.log_objects import LogObjects
 from shalekv.server.safekeeper.member import LocalMember
 from shalekv.server.safekeeper.membership_status import HostedMember, MembershipStatus
-from shalekv.settings import SafekeeperSettings
+from shalekv.server.safekeeper.propose import TAIL_MESSAGE_BYTES_MAX
 from shalekv.store.api import Created, CreateOutcome, Exists, Repaired, Unknown
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.two_phase.store import (
@@ -192,9 +192,7 @@ async def _replay_nothing(*_arguments: Any) -> None:
     """The archive is believed to be all there is."""
 
 
-async def _tail_all(
-    member: LocalMember, first_wal_id: int, settings: SafekeeperSettings
-) -> AsyncIterator[TailPiece]:
+async def _tail_all(member: LocalMember, first_wal_id: int) -> AsyncIterator[TailPiece]:
     next_lsn = member.first_of_object(first_wal_id)
     yield TailPiece((), member.state.committed_lsn)
     while True:
@@ -206,7 +204,7 @@ async def _tail_all(
                     await member.wait_committed(last_lsn)
             member.check_readable(next_lsn)
             continue
-        records = await member.records(next_lsn, last_lsn, bytes_max=settings.piece_bytes_max)
+        records = await member.records(next_lsn, last_lsn, bytes_max=TAIL_MESSAGE_BYTES_MAX)
         if records:
             next_lsn = records[-1].lsn + 1
             yield TailPiece(records, records[-1].lsn)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
@@ -31,6 +31,7 @@ from shalekv.settings import (
 )
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from tests.kit.constants import draw
 from tests.sim.cluster import ENDS, Cluster
 from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import Outcome
@@ -127,34 +128,45 @@ def _entries(*objects: WalObject) -> list[Entry]:
 
 MUCH_BYTES = 1 << 30
 RETIRE_MS = (2_000, 20_000)
+NODE, QUORUM = "shalekv.server.safekeeper", "shalekv.write.quorum"
+
+
+def _drawn(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Draw the constants among `values`, and return the settings among them."""
+    draw({name: value for name, value in values.items() if ":" in name})
+    return {name: value for name, value in values.items() if ":" not in name}
 
 
 def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
     """Draw settings of a node with small files that polls the archive often."""
     safekeeper = SafekeeperSettings().model_copy(
-        update={
-            "data": str(DATA),
-            "disk_free_bytes_min": random.choice([0, 1]),
-            "segment_bytes": random.choice([1_500, 4_000, 16_000]),
-            "recent_bytes_max": random.choice([0, 2_000, MUCH_BYTES]),
-            "unarchived_bytes_max": random.choice([MUCH_BYTES, MUCH_BYTES, MUCH_BYTES, 30_000]),
-            "append_queue_bytes_max": random.choice([1, 2_000, MUCH_BYTES]),
-            "relay_queue_bytes_max": random.choice([2_000, MUCH_BYTES]),
-            "piece_bytes_max": random.choice([500, MUCH_BYTES]),
-            "tail_heartbeat_ms": random.choice([1_000, 5_000]),
-            "log_retire_interval_ms": random.choice(RETIRE_MS),
-        }
+        update=_drawn(
+            {
+                "data": str(DATA),
+                "disk_free_bytes_min": random.choice([0, 1]),
+                "segment_bytes": random.choice([1_500, 4_000, 16_000]),
+                "recent_bytes_max": random.choice([0, 2_000, MUCH_BYTES]),
+                "unarchived_bytes_max": random.choice([MUCH_BYTES, MUCH_BYTES, MUCH_BYTES, 30_000]),
+                f"{NODE}.propose:APPEND_QUEUE_BYTES_MAX": random.choice([1, 2_000, MUCH_BYTES]),
+                f"{NODE}.node:RELAY_QUEUE_BYTES_MAX": random.choice([2_000, MUCH_BYTES]),
+                f"{NODE}.propose:TAIL_MESSAGE_BYTES_MAX": random.choice([500, MUCH_BYTES]),
+                f"{NODE}.propose:TAIL_HEARTBEAT_MS": random.choice([1_000, 5_000]),
+                "log_retire_interval_ms": random.choice(RETIRE_MS),
+            }
+        )
     )
     archiving = ArchivingSettings().model_copy(
-        update={
-            "archive_parallel_uploads": random.choice([1, 4]),
-            "archive_upload_timeout_ms": int(random.choice([1_000, 20_000]) * pace),
-            "archive_list_interval_ms": int(random.choice([500, 3_000]) * pace),
-            "archive_manifest_interval_ms": int(random.choice([2_000, 20_000]) * pace),
-            "archive_unasked_ms": int(random.choice([1_000, 10_000]) * pace),
-            "archive_pause_ms": random.choice([0, 20]),
-            "archive_read_bytes": random.choice([500, MUCH_BYTES]),
-        }
+        update=_drawn(
+            {
+                "archive_parallel_uploads": random.choice([1, 4]),
+                f"{NODE}.archiver:UPLOAD_TIMEOUT_MS": int(random.choice([1_000, 20_000]) * pace),
+                "archive_list_interval_ms": int(random.choice([500, 3_000]) * pace),
+                "archive_manifest_interval_ms": int(random.choice([2_000, 20_000]) * pace),
+                "archive_unasked_ms": int(random.choice([1_000, 10_000]) * pace),
+                f"{NODE}.archiver:PAUSE_MS": random.choice([0, 20]),
+                f"{NODE}.archiver:READ_BYTES": random.choice([500, MUCH_BYTES]),
+            }
+        )
     )
     return SafekeeperConfig(
         database=ArchiveUrlSettings(url=URL), safekeeper=safekeeper, archiving=archiving
@@ -164,21 +176,23 @@ def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
 def draw_quorum_writer(random: Random) -> WriterConfig:
     drawn = draw_writer(random)
     quorum = QuorumSettings().model_copy(
-        update={
-            "safekeeper_connect_timeout_ms": random.choice([300, 3_000]),
-            "vote_timeout_ms": random.choice([3_000, 15_000]),
-            "quorum_timeout_ms": random.choice([500, 5_000]),
-            "reply_timeout_ms": random.choice([1_000, 10_000]),
-            "parallel_appends": random.choice([1, 8]),
-            "send_queue_bytes_max": random.choice([500, MUCH_BYTES]),
-            "safekeeper_transport": random.choice([*SafekeeperTransport]),
-            "chain_timeout_ms": random.choice([20, 300]),
-            "commit_broadcast": random.choice([False, True]),
-            "unarchived_log_bytes_max": random.choice([20_000, MUCH_BYTES]),
-            "archive_interval_ms": random.choice([0, 50, 300, 2_000]),
-            "archive_object_bytes": random.choice([1_000, MUCH_BYTES]),
-            "archive_takeover_ms": random.choice([500, 5_000]),
-        }
+        update=_drawn(
+            {
+                "safekeeper_connect_timeout_ms": random.choice([300, 3_000]),
+                "vote_timeout_ms": random.choice([3_000, 15_000]),
+                "quorum_timeout_ms": random.choice([500, 5_000]),
+                f"{QUORUM}.peer:REPLY_TIMEOUT_MS": random.choice([1_000, 10_000]),
+                "parallel_appends": random.choice([1, 8]),
+                f"{QUORUM}.peer:SEND_QUEUE_BYTES_MAX": random.choice([500, MUCH_BYTES]),
+                "safekeeper_transport": random.choice([*SafekeeperTransport]),
+                f"{QUORUM}.peer:CHAIN_TIMEOUT_MS": random.choice([20, 300]),
+                "commit_broadcast": random.choice([False, True]),
+                "unarchived_log_bytes_max": random.choice([20_000, MUCH_BYTES]),
+                "archive_interval_ms": random.choice([0, 50, 300, 2_000]),
+                f"{QUORUM}.wal:ARCHIVE_OBJECT_BYTES": random.choice([1_000, MUCH_BYTES]),
+                f"{QUORUM}.log:ARCHIVE_TAKEOVER_MS": random.choice([500, 5_000]),
+            }
+        )
     )
     writer = drawn.writer.model_copy(update={"flush_interval_ms": random.choice([0, 0, 10])})
     return drawn.model_copy(update={"quorum": quorum, "writer": writer})

@@ -13,10 +13,12 @@ from shalekv.errors import RecordTrimmed
 from shalekv.protocol.quorum_records import Append, Appended, Archived, Record, RelayTarget
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.write.quorum.links import LinkBroken, TailPiece
+from tests.kit.constants import set_constants
 from tests.kit.quorum.safekeepers import DATABASE_ID, DEADLINE_S, Safekeeper, Writer, safekeeper
 from tests.servers.process import free_ports
 
 PIECE_BYTES = 4_096
+PROPOSE = "shalekv.server.safekeeper.propose"
 
 
 async def fetched(it: Safekeeper, member_id: bytes, first_lsn: int = 1) -> list[list[Record]]:
@@ -57,9 +59,10 @@ async def filled(it: Safekeeper, count: int = 20, size_bytes: int = 1_000) -> Wr
     return writer
 
 
-async def test_fetch(tmp_path: Path) -> None:
+async def test_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fetch returns all records from one on, committed or not, in pieces of bounded size."""
-    async with safekeeper(tmp_path, piece_bytes_max=PIECE_BYTES) as it:
+    set_constants(monkeypatch, {f"{PROPOSE}:TAIL_MESSAGE_BYTES_MAX": PIECE_BYTES})
+    async with safekeeper(tmp_path) as it:
         member_id = await it.admit()
         writer = await filled(it)
         pieces = await fetched(it, member_id)
@@ -113,9 +116,10 @@ async def test_tail_from_an_object(tmp_path: Path) -> None:
         await later.close()
 
 
-async def test_trimmed(tmp_path: Path) -> None:
+async def test_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that are only in the archive are refused, also to a tail that is too slow."""
-    async with safekeeper(tmp_path, tail_heartbeat_ms=10) as it:
+    set_constants(monkeypatch, {f"{PROPOSE}:TAIL_HEARTBEAT_MS": 10})
+    async with safekeeper(tmp_path) as it:
         member_id = await it.admit()
         writer = await filled(it, 10)
         await writer.commit(10)

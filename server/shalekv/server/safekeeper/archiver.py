@@ -38,12 +38,15 @@ from shalekv.protocol.membership import (
 )
 from shalekv.protocol.quorum_records import LogHealth
 from shalekv.server.safekeeper.log_objects import ArchivedLog, LogObjects
-from shalekv.settings import ArchivingSettings
+from shalekv.settings import MIB, ArchivingSettings
 from shalekv.store.cas import CasStore
 from shalekv.write.quorum.archive import Archive
 
 log = structlog.get_logger()
 
+UPLOAD_TIMEOUT_MS = 60_000  # an upload of 8 MiB takes so long at 1 Mbit/s
+PAUSE_MS = 20  # between checks for complete objects: it bounds the work, and is a part of an upload
+READ_BYTES = 4 * MIB  # of a log at once, to find complete objects
 SPACE_POLL_MS = 500  # interval between polls while space is wanted
 _BATCH_PER_UPLOAD = 8  # objects for each parallel upload, before the next poll
 
@@ -59,9 +62,8 @@ class Archiver:
         self._store = store
         self._clock = store.runtime.clock
         self._settings = settings
-        timeout_ms = settings.archive_upload_timeout_ms
-        self._archive = Archive(store, identity.database_id, upload_timeout_ms=timeout_ms)
-        self._objects = LogObjects(member, read_bytes=settings.archive_read_bytes)
+        self._archive = Archive(store, identity.database_id, upload_timeout_ms=UPLOAD_TIMEOUT_MS)
+        self._objects = LogObjects(member, read_bytes=READ_BYTES)
         # All objects up to this one are in the archive: they were listed or uploaded here, or the
         # log begins behind them.
         self._tip = member.state.log.base.wal_id
@@ -147,7 +149,7 @@ class Archiver:
                 await self._member.wait_for_work(self._seen_lsn, self._seen_archiver_id)
         except TimeoutError:
             return
-        await self._clock.sleep_ms(self._settings.archive_pause_ms)
+        await self._clock.sleep_ms(PAUSE_MS)
 
     @property
     def _poll_in_ms(self) -> float:

@@ -40,7 +40,7 @@ from shalekv.server.safekeeper.membership_status import (
     check_database,
 )
 from shalekv.server.safekeeper.relaying import Relays
-from shalekv.settings import SafekeeperConfig, StoreSettings
+from shalekv.settings import MIB, SafekeeperConfig, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
@@ -52,6 +52,9 @@ from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, parse_url
 from shalekv.write.quorum.links import DatabasePlace, NodeStatus, RelayLinks
 
 _ID_BYTES = 16
+# Appends that wait to be forwarded to one other node: beyond it they are dropped, and the writer
+# sends them itself.
+RELAY_QUEUE_BYTES_MAX = 16 * MIB
 
 OpenStore: TypeAlias = Callable[[str, Runtime, StoreSettings], ObjectStore]
 
@@ -135,7 +138,7 @@ class Node:
         """
         await _check_archive(settings, runtime, open_store)
         folder = await runtime.workers.run(_open_folder, settings, filesystem)
-        relays = Relays(links, settings.safekeeper.relay_queue_bytes_max, runtime)
+        relays = Relays(links, RELAY_QUEUE_BYTES_MAX, runtime)
         syncer = Syncer(sync_workers)
         node = cls(folder, syncer, settings, runtime, relays, open_store)
         logs, set_aside = await runtime.workers.run(folder.open_logs)

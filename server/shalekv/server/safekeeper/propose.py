@@ -26,9 +26,15 @@ from shalekv.protocol.quorum_records import (
 )
 from shalekv.server.safekeeper.member import LocalMember
 from shalekv.server.safekeeper.node import Node
-from shalekv.settings import SafekeeperSettings
+from shalekv.settings import MIB
 from shalekv.v1 import safekeeper_pb2 as wire
 from shalekv.write.quorum.links import TailPiece
+
+# Appends of one writer that wait for the disk: about a second of its time. Beyond it appends are
+# received no faster than they are synced.
+APPEND_QUEUE_BYTES_MAX = 64 * MIB
+TAIL_MESSAGE_BYTES_MAX = 1 * MIB  # records of one message, unless one record alone is larger
+TAIL_HEARTBEAT_MS = 1_000  # longest time between two messages: a replica notices an outage soon
 
 
 class _PendingReply(NamedTuple):
@@ -42,7 +48,6 @@ class ProposeStream:
     def __init__(self, node: Node) -> None:
         """Begin without a member, which the first message names."""
         self._node = node
-        self._queue_bytes_max = node.settings.safekeeper.append_queue_bytes_max
         self._member: LocalMember | None = None
         self._stream = 0
         self._is_joined = False  # `Joined` was sent
@@ -63,7 +68,7 @@ class ProposeStream:
                 if self._is_over:
                     return
                 await self._take(request)
-                while self._pending_bytes > self._queue_bytes_max:
+                while self._pending_bytes > APPEND_QUEUE_BYTES_MAX:
                     self._queue_drained.clear()
                     await self._queue_drained.wait()
         except ShaleError as error:
@@ -155,43 +160,39 @@ class ProposeStream:
                 self._reported_wal_id = reply.wal_id
 
 
-async def fetch(
-    member: LocalMember, first_lsn: int, settings: SafekeeperSettings
-) -> AsyncIterator[Sequence[Record]]:
+async def fetch(member: LocalMember, first_lsn: int) -> AsyncIterator[Sequence[Record]]:
     """Yield records from `first_lsn` to the present end of the log, committed or not.
 
     Ends early if the log is cut meanwhile. Raises as `LocalMember.records`.
     """
     last_lsn = member.state.log.last.lsn
     while first_lsn <= last_lsn:
-        records = await member.records(first_lsn, last_lsn, bytes_max=settings.piece_bytes_max)
+        records = await member.records(first_lsn, last_lsn, bytes_max=TAIL_MESSAGE_BYTES_MAX)
         if not records:
             return
         yield records
         first_lsn = records[-1].lsn + 1
 
 
-async def tail(
-    member: LocalMember, first_wal_id: int, settings: SafekeeperSettings
-) -> AsyncIterator[TailPiece]:
+async def tail(member: LocalMember, first_wal_id: int) -> AsyncIterator[TailPiece]:
     """Yield committed records from the first of a WAL object on, without end.
 
     The first piece has no records and comes at once; further ones without records come as
-    heartbeats, after `tail_heartbeat_ms` without commits. Raises as `LocalMember.records` and
+    heartbeats, after `TAIL_HEARTBEAT_MS` without commits. Raises as `LocalMember.records` and
     `LocalMember.first_of_object`.
     """
     next_lsn = member.first_of_object(first_wal_id)
     yield TailPiece((), member.state.committed_lsn)
     while True:
         try:
-            async with asyncio.timeout(settings.tail_heartbeat_ms / 1_000):
+            async with asyncio.timeout(TAIL_HEARTBEAT_MS / 1_000):
                 committed_lsn = await member.wait_committed(next_lsn - 1)
         except TimeoutError:
             # Raises if the next record is only in the archive by now: it would never come here.
             member.check_readable(next_lsn)
             yield TailPiece((), member.state.committed_lsn)
             continue
-        records = await member.records(next_lsn, committed_lsn, bytes_max=settings.piece_bytes_max)
+        records = await member.records(next_lsn, committed_lsn, bytes_max=TAIL_MESSAGE_BYTES_MAX)
         if not records:
             continue  # the log was cut, and has to be refilled first
         next_lsn = records[-1].lsn + 1

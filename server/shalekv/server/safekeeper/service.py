@@ -75,7 +75,6 @@ class SafekeeperService:
     def __init__(self, node: Node) -> None:
         """REQUIRES: `node` is running."""
         self._node = node
-        self._settings = node.settings.safekeeper
 
     async def admit(self, request: wire.AdmitRequest, _call: Call) -> wire.AdmitReply:
         """Create a member with an empty log."""
@@ -95,13 +94,13 @@ class SafekeeperService:
     ) -> AsyncIterator[wire.FetchReply]:
         """Yield records as they are in the log, committed or not."""
         member = self._node.find_exactly(request.database_id, request.member_id)
-        async for records in fetch(member, request.first_lsn, self._settings):
+        async for records in fetch(member, request.first_lsn):
             yield wire.FetchReply(records=record_messages(records))
 
     async def tail(self, request: wire.TailRequest, _call: Call) -> AsyncIterator[wire.TailReply]:
         """Yield records as they are committed."""
         member = self._node.find(request.database_id)
-        async for piece in tail(member, request.first_wal_id, self._settings):
+        async for piece in tail(member, request.first_wal_id):
             records = record_messages(piece.records)
             yield wire.TailReply(records=records, committed_lsn=piece.committed_lsn)
 

@@ -44,6 +44,8 @@ log = structlog.get_logger()
 CHECKS_PER_TIMEOUT = 8  # checks per `quorum_timeout_ms` whether a timeout has passed
 CHECK_MS_MAX = 250.0
 ARCHIVE_POLL_MS = 200  # between two requests how far the archive is, while no reply reports it
+# The appointed member has archived nothing for so long although records are due: appoint another.
+ARCHIVE_TAKEOVER_MS = 5_000
 RETRY_AFTER_MS = 500  # retry advice with a refusal
 # How long a commit point waits for a record to be sent with. Alone it costs one more message to
 # each member, and only the tails of replicas wait for it.
@@ -261,7 +263,7 @@ class QuorumLog:
             candidates,
             now_ms,
             complete_wal_id=self.ledger.complete_wal_id,
-            takeover_ms=self._context.settings.archive_takeover_ms,
+            takeover_ms=ARCHIVE_TAKEOVER_MS,
         )
         if self._appointment.member_id != before:
             self.ledger.broadcast.appoint(self._appointment.member_id)

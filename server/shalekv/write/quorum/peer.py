@@ -50,6 +50,13 @@ log = structlog.get_logger()
 _PENALTY_TIMEOUTS = 10  # a member stays out of the chain for so many timeouts, then twice as many
 _PENALTY_MS_MAX = 300_000.0
 APPEND_BYTES_MAX = 2 * MIB  # in one message, unless one record alone is larger
+# Records that were sent to one member and not acknowledged: enough for 80 MB/s over a round trip of
+# 100 milliseconds. A member that is further behind is sent nothing more, and delays no other.
+SEND_QUEUE_BYTES_MAX = 8 * MIB
+REPLY_TIMEOUT_MS = 10_000  # a sync of a busy disk takes seconds; then the connection may be broken
+# A member of the chain that acknowledges nothing for so long, although records are due, leaves it
+# for a time. A sync of a disk takes less, and `quorum_timeout_ms` is well above.
+CHAIN_TIMEOUT_MS = 300
 WAIT_MS_MIN = 1.0
 FULL_PAUSE_MS = 200  # a full member is asked again after this
 BACKOFF = Backoff(20.0, 2_000.0)
@@ -76,7 +83,7 @@ class Chain:
         """Begin with an empty chain."""
         self.is_on = settings.safekeeper_transport is SafekeeperTransport.CHAIN
         self.is_broadcast = settings.commit_broadcast
-        self.timeout_ms = settings.chain_timeout_ms
+        self.timeout_ms = CHAIN_TIMEOUT_MS
         self.senders: list[Sender] = []
 
     @property
@@ -276,8 +283,8 @@ class Peer:
                 await clock.sleep_ms(BACKOFF.wait_ms(failures, random))
 
     async def disconnect_if_silent(self, now_ms: float) -> None:
-        """Close a stream without an answer for `reply_timeout_ms`; `run` opens another."""
-        timeout_ms = self._context.settings.reply_timeout_ms
+        """Close a stream without an answer for `REPLY_TIMEOUT_MS`; `run` opens another."""
+        timeout_ms = REPLY_TIMEOUT_MS
         if self._link is not None and self._window.silent_ms(now_ms) > timeout_ms:
             self._disconnect_reason = f"left an append without an answer for {timeout_ms} ms"
             await self._link.close()
@@ -426,7 +433,7 @@ class Peer:
 
     @property
     def _free_bytes(self) -> int:
-        return self._context.settings.send_queue_bytes_max - self._window.size_bytes
+        return SEND_QUEUE_BYTES_MAX - self._window.size_bytes
 
     def _may_send(self) -> bool:
         if self._chain_position.is_relayed:

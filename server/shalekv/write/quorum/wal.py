@@ -48,7 +48,7 @@ from shalekv.protocol.membership import is_archived
 from shalekv.protocol.proposer import Grouping, GroupingPolicy, Leader, ObjectPosition
 from shalekv.protocol.quorum_records import Record
 from shalekv.runtime import Runtime
-from shalekv.settings import QuorumSettings
+from shalekv.settings import MIB, QuorumSettings
 from shalekv.store.reachability import UNREACHABLE_AFTER_MS
 from shalekv.v1 import kv_pb2
 from shalekv.wording import Trouble
@@ -70,6 +70,7 @@ SECTIONS: Sequence[Callable[[Sst], Iterator[Entry]]] = (
 )
 _KEY = itemgetter(0)  # of an Entry
 _WRITTEN = attrgetter("properties", "footer.contents")
+ARCHIVE_OBJECT_BYTES = 8 * MIB  # at most: a request of this size costs as much as a small one
 OBJECTS_HELD_MIN = 4  # memory holds at least so many: one is written while others are archived
 
 
@@ -333,7 +334,7 @@ class QuorumWal:
         self._runtime = runtime
         object_bytes_max = settings.unarchived_log_bytes_max // OBJECTS_HELD_MIN
         policy = GroupingPolicy(
-            settings.archive_interval_ms or 0, min(settings.archive_object_bytes, object_bytes_max)
+            settings.archive_interval_ms or 0, min(ARCHIVE_OBJECT_BYTES, object_bytes_max)
         )
         self._objects = ObjectBoundaries(policy, runtime.clock)
         self._limit = UnarchivedLimit(self._ledger, settings, runtime.clock)

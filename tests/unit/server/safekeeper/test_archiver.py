@@ -17,6 +17,7 @@ from shalekv.protocol.quorum_records import LogHealth
 from shalekv.runtime import Runtime
 from shalekv.store.api import RequestKind
 from shalekv.store.memory import MemoryObjects, MemoryStore
+from tests.kit.constants import constants
 from tests.kit.processes.in_process import memory_store, real_runtime
 from tests.kit.quorum.held_log import (
     DEADLINE_S,
@@ -263,8 +264,7 @@ async def test_an_outage_ends_and_nothing_is_lost(runtime: Runtime) -> None:
     await put_manifest(store.free, manifest_of(0, A, B, C))
     written, log = Written(), HeldLog(appointed=A)
     log.append(written.write("0."), committed_lsn=1)
-    settings = EAGER.model_copy(update={"archive_upload_timeout_ms": 3_600_000})
-    async with running(archiver_of(log, store, runtime, settings)):
+    async with running(archiver_of(log, store, runtime)):
         (await store.arrived(1)).refuse()
         (await store.arrived(2)).lose_request()
         (await store.arrived(3)).lose_reply()
@@ -278,8 +278,8 @@ async def test_a_store_that_does_not_answer_is_reported(runtime: Runtime) -> Non
     await put_manifest(store.free, manifest_of(0, A, B, C))
     written, log = Written(), HeldLog(appointed=A)
     log.append(written.write("0."), committed_lsn=1)
-    settings = EAGER.model_copy(update={"archive_upload_timeout_ms": 10})
-    archiver = archiver_of(log, store, runtime, settings)
+    with constants({"shalekv.server.safekeeper.archiver:UPLOAD_TIMEOUT_MS": 10}):
+        archiver = archiver_of(log, store, runtime)
     async with running(archiver):
         assert names.wal_name(0) in await log.archiver_status.reported(problem=True)
         store.let_go()

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from shalekv.clock import LoopClock
 from shalekv.protocol.quorum_records import Append
 from shalekv.write.quorum.links import LinkBroken, NodeStatus
+from tests.kit.constants import set_constants
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import QuorumDatabase, Writing, until
 from tests.kit.virtual_time import virtual_time
 
-CHAIN: dict[str, Any] = {"safekeeper_transport": "chain", "chain_timeout_ms": 100}
+CHAIN: dict[str, Any] = {"safekeeper_transport": "chain"}
+TIMEOUT = "shalekv.write.quorum.peer:CHAIN_TIMEOUT_MS"
 VALUE = bytes(1_000)
 SETTLE_MS = 50
 BARRED_MS = 2_500  # longer than a safekeeper stays out of the chain at first
+
+
+@pytest.fixture(autouse=True)
+def _short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_constants(monkeypatch, {TIMEOUT: 100})
 
 
 class WithoutStatus(InProcessLinks):
@@ -99,10 +108,11 @@ async def test_chain_that_is_cut() -> None:
 
 
 @virtual_time(3)
-async def test_full_member_leaves_the_chain() -> None:
+async def test_full_member_leaves_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full member leaves the chain before the timeout, and is filled once it accepts more."""
     database = await QuorumDatabase.created()
-    async with database.writing(**CHAIN | {"chain_timeout_ms": 10_000}) as writing:
+    set_constants(monkeypatch, {TIMEOUT: 10_000})
+    async with database.writing(**CHAIN) as writing:
         await chained(database, writing)
         head = max(database.logs(), key=lambda log: record_bytes(log.appends))
         head.has_space, begun_ms = False, LoopClock().monotonic_ms()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
+import pytest
+
 from shalekv.clock import LoopClock
 from shalekv.errors import Stopping
 from shalekv.format import names
@@ -16,6 +18,7 @@ from shalekv.settings import KIB
 from shalekv.write.commit import WalContents
 from shalekv.write.quorum.ledger import HeldRecords
 from shalekv.write.quorum.wal import QuorumWal
+from tests.kit.constants import set_constants
 from tests.kit.engine.commits import keys_of
 from tests.kit.quorum.log import QuorumDatabase
 from tests.kit.virtual_time import virtual_time
@@ -146,12 +149,11 @@ async def _stopping(archiving: Awaitable[None]) -> bool:
 
 
 @virtual_time(5)
-async def test_objects_end_with_their_size() -> None:
+async def test_objects_end_with_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records share an object up to its size limit, whatever the interval."""
     database = await QuorumDatabase.created()
-    async with database.writing(
-        archive_interval_ms=600_000, archive_object_bytes=36 * KIB
-    ) as writing:
+    set_constants(monkeypatch, {"shalekv.write.quorum.wal:ARCHIVE_OBJECT_BYTES": 36 * KIB})
+    async with database.writing(archive_interval_ms=600_000) as writing:
         receipts = [await writing.put(b"k%02d" % n, bytes(10 * KIB)) for n in range(9)]
         assert [each.wal_id for each in receipts] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 

@@ -11,6 +11,7 @@ from shalekv.errors import LogFull, OutcomeUnknown, QuorumUnavailable, ShaleErro
 from shalekv.protocol.quorum_records import Elected
 from shalekv.settings import KIB
 from shalekv.write.commit import Receipt
+from tests.kit.constants import set_constants
 from tests.kit.engine.running_log import Write
 from tests.kit.quorum.log import QuorumDatabase, Writing, until
 from tests.kit.virtual_time import virtual_time
@@ -50,11 +51,14 @@ def _refuses(writing: Writing, why: type[ShaleError]) -> bool:
 
 
 @virtual_time(5)
-async def test_slow_member_is_not_waited_for_and_catches_up() -> None:
+async def test_slow_member_is_not_waited_for_and_catches_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A silent member is sent no more than its queue holds, and the rest when it answers."""
     database = await QuorumDatabase.created()
     slow = database.log("n3:1")
-    async with database.writing(send_queue_bytes_max=64 * KIB) as writing:
+    set_constants(monkeypatch, {"shalekv.write.quorum.peer:SEND_QUEUE_BYTES_MAX": 64 * KIB})
+    async with database.writing() as writing:
         await writing.put(b"a")
         await until(lambda: slow.state.log.last.lsn >= 2)
         database.nodes["n3:1"].hold()
