@@ -53,7 +53,7 @@ def runtime() -> Iterator[Runtime]:
 
 @pytest.fixture
 async def proxy(server: S3Server) -> AsyncIterator[Proxy]:
-    """What stands before the server, and loses replies or answers."""
+    """A proxy before the server, which loses replies or answers itself."""
     async with proxy_before(server) as started:
         yield started
 
@@ -142,8 +142,8 @@ async def refusal(
 async def test_wrong_settings(
     runtime: Runtime, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real server's refusal of a bucket, an unsigned request, a key, a region or a clock is told
-    with what to do, and without secrets.
+    """The error for a refused bucket, unsigned request, key, region or clock says what to do, and
+    has no secrets.
     """
     here = {"endpoint_url": server.endpoint}
     later = datetime.now(UTC) + timedelta(hours=2)

@@ -158,7 +158,7 @@ async def test_races_have_one_winner(racers: list[RecordStore]) -> None:
 
 
 async def test_commit_is_conditional(records: RecordStore, rival: RecordStore) -> None:
-    """A record is committed by whoever knows its source, as often as it wants, and no other."""
+    """A commit takes effect, any number of times, if it names the source of the record."""
     own = record("wal/1", "own")
     assert not await records.commit(own)
     assert await records.find(own.destination) is None
@@ -283,8 +283,8 @@ async def test_a_list_while_records_change(records: RecordStore, rival: RecordSt
 
 
 async def test_records_outlive_who_wrote_them(open_records: OpenRecords) -> None:
-    """What was answered is found by whoever opens the table later. One insert, one commit and one
-    read are two writes and one read; the URL has no secrets.
+    """A table that is opened later has the records. One insert, one commit and one read are two
+    writes and one read; the URL has no secrets.
     """
     first = open_records()
     await first.ensure_schema()

@@ -25,12 +25,12 @@ HOUR_MS = 3_600_000
 
 
 class Careful(MemoryStore):
-    """Breaks none. All that are given the same objects are views of one database."""
+    """Keeps all promises. Stores with the same objects are views of one database."""
 
     def __init__(self, objects: MemoryObjects) -> None:
         super().__init__(lambda: NOW_MS, name="tried", objects=objects)
         self.seen: set[str] = set()  # names that were read or listed
-        self.looks = 0  # at the clock
+        self.clock_reads = 0
 
 
 Kind = Callable[[MemoryObjects], Careful]
@@ -156,18 +156,18 @@ def gets(change: Callable[[StoredObject], StoredObject]) -> Kind:
     return Gets
 
 
-def tells(clock_ms: Callable[[int], int | None]) -> Kind:
+def with_clock(clock_ms: Callable[[int], int | None]) -> Kind:
     """Return a kind of store whose clock is `clock_ms(number of the read)`; None: no answer."""
 
-    class Tells(Careful):
+    class WithClock(Careful):
         async def now_ms(self) -> int:
-            self.looks += 1
-            now_ms = clock_ms(self.looks)
+            self.clock_reads += 1
+            now_ms = clock_ms(self.clock_reads)
             if now_ms is None:
                 raise StoreUnavailable(self.url, "now", "clock", "the reply has no Date")
             return now_ms
 
-    return Tells
+    return WithClock
 
 
 def _too_early(store: Careful, found: Sequence[ObjectInfo]) -> Iterable[ObjectInfo]:
@@ -186,6 +186,6 @@ LosesMetadata = gets(lambda found: replace(found, metadata=NO_METADATA))  # as s
 ChangesMetadata = gets(
     lambda found: replace(found, metadata={key: f"{v}0" for key, v in found.metadata.items()})
 )
-HasNoClock = tells(lambda _: None)
-StepsBack = tells(lambda look: NOW_MS - HOUR_MS if look == 2 else NOW_MS)
-GoesBack = tells(lambda look: NOW_MS - look * HOUR_MS)
+HasNoClock = with_clock(lambda _: None)
+StepsBack = with_clock(lambda number: NOW_MS - HOUR_MS if number == 2 else NOW_MS)
+GoesBack = with_clock(lambda number: NOW_MS - number * HOUR_MS)

@@ -91,7 +91,7 @@ async def test_no_token_goes_to_a_stranger(kubernetes: KubernetesApi) -> None:
 
 @pytest.mark.parametrize("verb", ["get", "create", "update"])
 async def test_a_missing_permission_is_named(kubernetes: KubernetesApi, verb: str) -> None:
-    """The error names what the Role must have; the process does not stand by for ever."""
+    """The error names the missing permission of the Role, and the process ends."""
     kubernetes.verbs.remove(verb)
     if verb == "update":
         kubernetes.put(LEASE, {})

@@ -54,9 +54,7 @@ def test_a_fair_race(outcomes: Sequence[CreateOutcome | None], found: bytes | No
 def test_an_unfair_race(
     outcomes: Sequence[CreateOutcome | None], found: bytes | None, problem: str
 ) -> None:
-    """Two winners, no winner, and an object that is not the winner's are detected and told
-    apart.
-    """
+    """Two winners, no winner, and an object that is not the winner's have an error each."""
     assert problem in judged(outcomes, BODIES, found)
 
 
