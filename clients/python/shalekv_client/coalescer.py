@@ -30,7 +30,7 @@ from shalekv_client.errors import (
     Unimplemented,
 )
 from shalekv_client.operations import Note, Operation, note_nothing
-from shalekv_client.stream import OVERHEAD_BYTES, Outbox, Pending, SessionCall, Stream
+from shalekv_client.stream import OVERHEAD_BYTES, Outbox, Pending, SessionCall, SessionStream
 
 BUCKET_MS = 5.0  # an operation gets at most this much more time than its timeout
 STREAM_AGE_S = 10.0  # far less than the 30 s that a server leaves to calls on an old connection
@@ -165,7 +165,7 @@ class Coalescer:
         self._stream_age_s = stream_age_s
         self._outbox = outbox
         self._deadlines = Deadlines(self._expire)
-        self._stream: Stream | None = None
+        self._stream: SessionStream | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._backoff = _Backoff(self._open_if_needed)
         self._absent_until_s = 0.0
@@ -220,7 +220,9 @@ class Coalescer:
         if self._backoff.is_on:
             self._backoff.open_when_over()
             return
-        stream = self._stream = Stream(self._open_call(), self._outbox, self._address, self._note)
+        stream = self._stream = SessionStream(
+            self._open_call(), self._outbox, self._address, self._note
+        )
         task = asyncio.get_running_loop().create_task(self._run(stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -229,7 +231,7 @@ class Coalescer:
         if self._outbox:
             self._open()
 
-    async def _run(self, stream: Stream) -> None:
+    async def _run(self, stream: SessionStream) -> None:
         loop = asyncio.get_running_loop()
         retirement = loop.call_later(self._stream_age_s, self._retire, stream)
         reason: ShaleKVError | None = None
@@ -241,11 +243,11 @@ class Coalescer:
                 reason = abandoned(self._address, "the client")
             self._ended(stream, reason)
 
-    def _retire(self, stream: Stream) -> None:
+    def _retire(self, stream: SessionStream) -> None:
         stream.retire()
         self._replace(stream)
 
-    def _ended(self, stream: Stream, reason: ShaleKVError) -> None:
+    def _ended(self, stream: SessionStream, reason: ShaleKVError) -> None:
         if _is_about_messages(reason):
             self._outbox.shrink()
             reason = ConnectionLost(reason.details)
@@ -262,7 +264,7 @@ class Coalescer:
         stream.end(reason)
         self._replace(stream)
 
-    def _replace(self, stream: Stream) -> None:
+    def _replace(self, stream: SessionStream) -> None:
         if stream is self._stream:
             self._stream = None
             self._open_if_needed()

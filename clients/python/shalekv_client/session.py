@@ -30,7 +30,7 @@ from shalekv_client.stream import (
     REFUSALS,
     Outbox,
     SessionCall,
-    Stream,
+    SessionStream,
 )
 
 ArgumentsP = ParamSpec("ArgumentsP")
@@ -104,7 +104,7 @@ class Session(AsyncCloseable):
         self._message_bytes_max = message_bytes_max
         target_bytes = min(MESSAGE_BYTES_MAX, message_bytes_max)
         self._outbox = Outbox(bytes_max=bytes_max, message_bytes_max=target_bytes)
-        self._stream: Stream | None = None
+        self._stream: SessionStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._silence_timer: asyncio.TimerHandle | None = None
         self._silence: DeadlineExceeded | None = None
@@ -176,7 +176,7 @@ class Session(AsyncCloseable):
         try:
             server = await self._find()
             self._address = server.address
-            stream = Stream(server.open_session(), self._outbox, server.address, server.note)
+            stream = SessionStream(server.open_session(), self._outbox, server.address, server.note)
             self._stream = stream
             self._check_silence(stream)
             reason = await stream.run()
@@ -202,7 +202,7 @@ class Session(AsyncCloseable):
         for pending in self._outbox.clear():
             pending.fail(self._failure)
 
-    def _check_silence(self, stream: Stream) -> None:
+    def _check_silence(self, stream: SessionStream) -> None:
         """End the session if nothing has come for the timeout while answers are due."""
         loop = asyncio.get_running_loop()
         silence_s = self._silence_ms / 1000.0

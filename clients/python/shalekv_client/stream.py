@@ -1,7 +1,7 @@
 """One KV.Session call, and the queue of operations that it sends.
 
 `Outbox` decides in which order, in which messages, and how many at once operations are sent.
-`Stream` writes its messages to the call and completes the futures of the operations with the
+`SessionStream` writes its messages to the call and completes the futures of the operations with the
 answers.
 """
 
@@ -217,7 +217,7 @@ class Outbox:
         return fits_message and unanswered_bytes <= self._bytes_max
 
 
-class Stream:
+class SessionStream:
     """One KV.Session call: sends operations in the order of the outbox, receives answers in any.
 
     The next stream can take over the outbox: a retired stream takes nothing more from it, and ends

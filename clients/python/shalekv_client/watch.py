@@ -151,7 +151,7 @@ class _State(enum.Enum):
     CLOSED = enum.auto()  # by its user
 
 
-class Watches(Protocol):
+class WatchOwner(Protocol):
     """The owner of watches, which opens them: `shalekv_client.watch_stream.WatchMultiplexer`."""
 
     def begin(self, watch: Watch) -> None:
@@ -190,7 +190,7 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
 
     def __init__(
         self,
-        watches: Watches,
+        owner: WatchOwner,
         create: kv_pb2.WatchCreate,
         *,
         buffered_bytes_max: int = BUFFERED_BYTES_MAX,
@@ -200,7 +200,7 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
         self.acked_seq = 0
         self.is_parked = False  # closed at the server until its user has taken events
         self.attempts = 0  # to open it that have failed, in a row
-        self._watches = watches
+        self._owner = owner
         self._create = create
         self._undelivered_seq = create.start_seq  # the first undelivered commit; 0: not known
         self._untaken_seq = create.start_seq  # the first commit that was not taken; 0: not known
@@ -275,7 +275,7 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
         if seq > self.acked_seq:
             self.acked_seq = seq
             if not self.is_over:
-                self._watches.ack(self)
+                self._owner.ack(self)
 
     async def aclose(self) -> None:
         """Close the watch; events that were not taken are dropped. A second call does nothing."""
@@ -286,7 +286,7 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
         self._events.clear()
         self._changed.set()
         if was_open:
-            await self._watches.end(self)
+            await self._owner.end(self)
 
     def request(self, number: int) -> kv_pb2.WatchRequest:
         """Return the request that opens the watch where it has to continue, with id `number`."""
@@ -327,13 +327,13 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
         if self.is_parked and self._events.is_half_free:
             self.is_parked = False
             if not self.is_over:
-                self._watches.go_on(self)
+                self._owner.go_on(self)
         return event
 
     def _begin(self) -> None:
         if self._state is _State.NEW:
             self._state = _State.BEGUN
-            self._watches.begin(self)
+            self._owner.begin(self)
 
     def _check(self) -> None:
         if self._failure is not None:

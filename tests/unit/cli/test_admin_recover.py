@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from shalekv.cli.commands.admin_recover import recover_store
+from shalekv.cli.commands.admin_recover import repair_store
 from shalekv.clock import LoopClock
 from shalekv.errors import DatabaseMismatch, StoreUnavailable
 from shalekv.format.names import manifest_name
@@ -63,12 +63,12 @@ async def test_half_done_creates_are_completed() -> None:
     await sim.create_database()
     await sim.crash_creating(NAME)
     assert sim.objects.find(NAME) is None
-    outcome = await recover_store(sim.cas())
+    outcome = await repair_store(sim.cas())
     assert outcome == (CasMode.TWO_PHASE, Repaired(completed=1), None)
     found = sim.objects.find(NAME)
     assert found is not None
     assert found.data == b"data"
-    assert (await recover_store(sim.cas())).recovered == Repaired()
+    assert (await repair_store(sim.cas())).repaired == Repaired()
 
 
 async def test_a_creation_that_crashed_is_completed() -> None:
@@ -78,9 +78,9 @@ async def test_a_creation_that_crashed_is_completed() -> None:
     manifest = whole.objects.find(manifest_name(0)) or whole.objects.find(manifest_name(1))
     assert manifest is not None
     await sim.crash_creating(manifest.info.name, manifest.data)
-    outcome = await recover_store(sim.cas())
-    assert (outcome.recovered, outcome.missing) == (Repaired(completed=1), None)
-    assert (await recover_store(sim.cas())).missing is None
+    outcome = await repair_store(sim.cas())
+    assert (outcome.repaired, outcome.missing) == (Repaired(completed=1), None)
+    assert (await repair_store(sim.cas())).missing is None
 
 
 async def test_another_mode_is_refused() -> None:
@@ -89,11 +89,11 @@ async def test_another_mode_is_refused() -> None:
     await sim.create_database()
     await sim.crash_creating(NAME)
     with pytest.raises(DatabaseMismatch):
-        await recover_store(sim.cas(sim.native()))
+        await repair_store(sim.cas(sim.native()))
     other = Cluster()
     await create_database(other.native(), other.runtime, StoreSettings())
     await other.crash_creating(NAME)
     with pytest.raises(DatabaseMismatch):
-        await recover_store(other.cas())
+        await repair_store(other.cas())
     assert sim.objects.find(NAME) is None
     assert other.objects.find(NAME) is None

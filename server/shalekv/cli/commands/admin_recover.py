@@ -42,11 +42,11 @@ Examples:
 @format_option
 def recover(*, url: str, output_format: Format) -> None:
     """Complete the creates, and print their numbers."""
-    outcome = read_store(url, recover_store)
-    if outcome.missing is not None and outcome.recovered == Repaired():
+    outcome = read_store(url, repair_store)
+    if outcome.missing is not None and outcome.repaired == Repaired():
         raise outcome.missing
     with printing():
-        record = {"cas": outcome.cas.name.lower(), **asdict(outcome.recovered)}
+        record = {"cas": outcome.cas.name.lower(), **asdict(outcome.repaired)}
         print_record(output_format, record)
     if outcome.missing is not None:
         raise outcome.missing
@@ -54,25 +54,25 @@ def recover(*, url: str, output_format: Format) -> None:
         click.echo("nothing to recover: with --cas native a create is one request", err=True)
 
 
-class Outcome(NamedTuple):
-    """The outcome of `recover_store`."""
+class RepairOutcome(NamedTuple):
+    """The outcome of `repair_store`."""
 
     cas: CasMode
-    recovered: Repaired
+    repaired: Repaired
     missing: DatabaseNotFound | None = None  # set if there is still no database
 
 
-async def recover_store(store: CasStore) -> Outcome:
+async def repair_store(store: CasStore) -> RepairOutcome:
     """Complete crashed creates. Raises `DatabaseMismatch`, `CorruptObject`, `StoreError`."""
     stored = StoredManifest(store)
     try:
         stored.check_cas_mode(await stored.refresh())
     except DatabaseNotFound:
         # The create of the first manifest may be the one that has crashed.
-        recovered = await store.repair()
+        repaired = await store.repair()
         try:
             await stored.refresh()
         except DatabaseNotFound as missing:
-            return Outcome(store.cas_mode, recovered, missing)
-        return Outcome(store.cas_mode, recovered)
-    return Outcome(store.cas_mode, await store.repair())
+            return RepairOutcome(store.cas_mode, repaired, missing)
+        return RepairOutcome(store.cas_mode, repaired)
+    return RepairOutcome(store.cas_mode, await store.repair())
