@@ -22,7 +22,7 @@ from shalekv.protocol.transaction import Change
 from shalekv.settings import GIB
 from shalekv.store.api import NO_METADATA, Created, CreateOutcome
 from shalekv.store.memory import MemoryStore
-from shalekv.write.commit import Receipt, changes_bytes
+from shalekv.write.commit import Commit, Receipt, changes_bytes
 from tests.bench.sizes import sized
 from tests.kit.processes.in_process import real_runtime, running, serve_settings, wall_clock_ms
 
@@ -70,7 +70,7 @@ async def measure(entries: int, batch: int) -> None:
                     for _ in range(batch)
                 ]
                 assert engine.admission.try_admit(changes_bytes(changes))
-                engine.log.submit(changes, ignore)
+                engine.log.submit(Commit(changes, engine.log.next_seq, ignore))
                 await asyncio.sleep(0)
                 if begin % SETTLE_EVERY == 0:
                     await engine.watermark.wait_for(engine.log.next_seq - 1)

@@ -214,9 +214,10 @@ class Writes:
         pending = self._begin(reply, key, request_hash) if key else None
         try:
             if pending is None:
-                commit = engine.log.submit(changes, reply.settle)
+                commit = Commit(changes, engine.log.next_seq, reply.settle)
             else:
-                commit = engine.log.submit(changes, pending.settle, claim=pending.claim)
+                commit = Commit(changes, engine.log.next_seq, pending.settle, claim=pending.claim)
+            engine.log.submit(commit)
         except ShaleError:
             self._abandon(pending)
             raise
@@ -348,7 +349,7 @@ class Writes:
                     write.work, settle, size_bytes=write.size_bytes, read_set=read_set, claim=claim
                 )
             else:
-                commit = log.submit(write.work, settle, claim=claim)
+                commit = log.submit(Commit(write.work, log.next_seq, settle, claim=claim))
         except ShaleError:
             self._abandon(pending)
             raise

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
@@ -47,8 +47,7 @@ from shalekv.protocol.log import (
     UploadFailed,
     step,
 )
-from shalekv.protocol.manifest import PendingLoad
-from shalekv.protocol.transaction import Change, DatabaseState, Transaction
+from shalekv.protocol.transaction import DatabaseState, Transaction
 from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.watermark import Watermark
@@ -259,16 +258,31 @@ class GroupCommit:
         """Why nothing more is accepted; None while the log is open."""
         return self._state.refusal
 
-    def submit(
-        self, changes: Iterable[Change], settle: OnSettled, *, claim: Claim | None = None
-    ) -> Commit:
-        """Order a commit behind all others; `settle` gets its outcome.
+    def submit(self, commit: Commit) -> Commit:
+        """Order a commit behind all others, and return it. The log settles it exactly once.
 
-        REQUIRES: there is at least one change (an object without changes is a fence), no key occurs
-        twice, and the bytes, with `claim` those of its record too, were admitted; the log releases
-        them. Raises the error that stopped the log, and as `check_available`.
+        A load is alone in its object, and its object is alone in flight. A transaction must not be
+        ordered behind it until it is settled (`PendingWrites.wait_loaded`), since memory does not
+        hold the contents of the load.
+
+        REQUIRES: the commit has the number `next_seq` and a change (an object without changes is a
+        fence), or is decided. Its bytes were admitted; the log releases them. A load is pending in
+        the manifest, and all its files are durable. Raises the error that stopped the log, and as
+        `check_available`.
         """
-        return self._enqueue(Commit(changes, self._queue.next_seq, settle, claim=claim))
+        try:
+            raise_if(self._state.refusal)
+            raise_if(self._wal.refusal)
+        except ShaleError:
+            self._admission.release(commit.size_bytes)
+            raise
+        had_enough = self._has_enough
+        self._queue.append(commit)
+        self.pending_writes.add(commit)
+        self._settle_decided()
+        if len(self._queue) == 1 or self._has_enough != had_enough:
+            self._wake.set()
+        return commit
 
     def transact(
         self,
@@ -295,38 +309,7 @@ class GroupCommit:
         )
         commit.decide(self._database.newest_state(self.pending_writes, read_set))
         self._admission.take_more(commit.account_reply())
-        return self._enqueue(commit)
-
-    def ingest(
-        self, load: PendingLoad, settle: OnSettled, *, size_bytes: int, claim: Claim | None = None
-    ) -> Commit:
-        """Order a load of ready-made SSTs behind all commits so far, as `submit`.
-
-        A load is alone in its object, and its object is alone in flight. A transaction must not be
-        ordered behind it until it is settled (`PendingWrites.wait_loaded`), since memory does not
-        hold the contents of the load.
-
-        REQUIRES: the load is pending in the manifest, and all its files are durable.
-        """
-        commit = Commit.of_load(
-            load, self._queue.next_seq, settle, size_bytes=size_bytes, claim=claim
-        )
-        return self._enqueue(commit)
-
-    def _enqueue(self, commit: Commit) -> Commit:
-        try:
-            raise_if(self._state.refusal)
-            self.check_available()
-        except ShaleError:
-            self._admission.release(commit.size_bytes)
-            raise
-        had_enough = self._has_enough
-        self._queue.append(commit)
-        self.pending_writes.add(commit)
-        self._settle_decided()
-        if len(self._queue) == 1 or self._has_enough != had_enough:
-            self._wake.set()
-        return commit
+        return self.submit(commit)
 
     def _settle_decided(self) -> None:
         """Settle the front of the queue while it writes nothing and all before it is durable."""

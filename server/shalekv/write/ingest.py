@@ -345,7 +345,9 @@ class Loads:
             self._admission.release(size_bytes + record_bytes)
             raise
         with self._registry.abandoned_unless_done(load.load_id):
-            return self._log.ingest(load, settle, size_bytes=size_bytes, claim=claim)
+            return self._log.submit(
+                Commit.of_load(load, self._log.next_seq, settle, size_bytes=size_bytes, claim=claim)
+            )
 
     async def ingest(self, load_id: str, infos: Sequence[SstInfo]) -> Loaded:
         """Commit ready-made files, unless the load was committed before.
@@ -424,7 +426,9 @@ class Loads:
             self._admission.release(size_bytes)
             raise
         with self._registry.abandoned_unless_done(load_id):
-            self._log.ingest(load, settle, size_bytes=size_bytes)
+            self._log.submit(
+                Commit.of_load(load, self._log.next_seq, settle, size_bytes=size_bytes)
+            )
 
     async def _encode(self, changes: Sequence[Change]) -> tuple[PendingLoad, list[FinishedSst]]:
         random = self._store.runtime.random

@@ -17,7 +17,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import LevelCodec, LevelSettings, LimitSettings, StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.write.commit import changes_bytes
+from shalekv.write.commit import Commit, changes_bytes
 from shalekv.write.engine import WriterEngine
 from shalekv.write.ingest import Loaded
 from shalekv.write.opening import open_log
@@ -82,7 +82,7 @@ async def write(database: CollectedDatabase, **pairs: bytes) -> int:
     settlement = Settlement()
     changes = [Change(key.encode(), Kind.PUT, value) for key, value in pairs.items()]
     assert engine.admission.try_admit(changes_bytes(changes))
-    engine.log.submit(changes, settlement.settle)
+    engine.log.submit(Commit(changes, engine.log.next_seq, settlement.settle))
     engine.close()
     await engine.run(stop_grace_ms=NEVER_MS)
     await engine.release()

@@ -149,7 +149,7 @@ class RunningLog(MemoryDatabase):
     def write(self, key: bytes, value: bytes = b"v") -> Write:
         write = Write(key, value)
         assert self.admission.try_admit(changes_bytes(write.changes))
-        self.log.submit(write.changes, write.settle)
+        self.log.submit(Commit(write.changes, self.log.next_seq, write.settle))
         self.writes.append(write)
         return write
 

@@ -16,7 +16,7 @@ from shalekv.protocol.membership import Member
 from shalekv.runtime import Runtime
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
-from shalekv.write.commit import Receipt, changes_bytes
+from shalekv.write.commit import Commit, Receipt, changes_bytes
 from shalekv.write.engine import WriterEngine
 from shalekv.write.opening import open_log
 from shalekv.write.quorum.links import DatabasePlace
@@ -171,7 +171,9 @@ class Writing:
     def write(self, key: bytes, value: bytes = b"v") -> Write:
         write = Write(key, value)
         assert self.engine.admission.try_admit(changes_bytes(write.changes))
-        commit = self.engine.log.submit(write.changes, write.settle)
+        commit = self.engine.log.submit(
+            Commit(write.changes, self.engine.log.next_seq, write.settle)
+        )
         del commit
         return write
 

@@ -24,8 +24,8 @@ from tests.kit.in_process_cluster import running
 from tests.kit.processes.in_process import serve_settings
 from tests.kit.serving.rpc import runtime
 
-FRONT_FRAMES_MAX = 4
-FRAMES_MAX = 7
+FRONT_FRAMES_MAX = 3
+FRAMES_MAX = 6
 TRANSPORT = "shalekv.rpc."
 PUT = kv_pb2.PutRequest(key=b"key", value=b"value")
 KEYED = kv_pb2.PutRequest(

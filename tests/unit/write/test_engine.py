@@ -11,7 +11,7 @@ import pytest
 from shalekv.clock import LoopClock
 from shalekv.errors import Fenced, OutcomeUnknown, Stopping
 from shalekv.settings import WriterSettings
-from shalekv.write.commit import Receipt, changes_bytes
+from shalekv.write.commit import Commit, Receipt, changes_bytes
 from shalekv.write.engine import WriterEngine
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.databases import Database
@@ -45,7 +45,7 @@ class Running:
     def write(self, key: bytes) -> Write:
         write = Write(key, b"v")
         assert self.engine.admission.try_admit(changes_bytes(write.changes))
-        self.engine.log.submit(write.changes, write.settle)
+        self.engine.log.submit(Commit(write.changes, self.engine.log.next_seq, write.settle))
         return write
 
     async def take_over(self) -> None:
@@ -163,7 +163,7 @@ async def test_reads_of_the_newest_do_not_stall_others() -> None:
     await running.store.arrived(1)
     changes = [put(b"%06d" % number) for number in range(10_000)]
     assert running.engine.admission.try_admit(changes_bytes(changes))
-    running.engine.log.submit(changes, lambda _: None)
+    running.engine.log.submit(Commit(changes, running.engine.log.next_seq, lambda _: None))
     steps = 0
     viewing = asyncio.create_task(running.engine.newest_view())
     while not viewing.done():

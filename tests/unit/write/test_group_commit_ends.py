@@ -16,7 +16,7 @@ from shalekv.errors import (
 )
 from shalekv.protocol.transaction import Add, Put, Transaction
 from shalekv.read.read_set import ReadSet, VersionToken
-from shalekv.write.commit import Receipt
+from shalekv.write.commit import Commit, Receipt
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import (
     NEWER,
@@ -130,7 +130,7 @@ async def test_error_of_a_stopped_log_does_not_grow() -> None:
     depths = set()
     for _ in range(4):
         with pytest.raises(Stopping) as caught:
-            log.log.submit([put(b"a")], lambda _: None)
+            log.log.submit(Commit([put(b"a")], log.log.next_seq, lambda _: None))
         depths.add(len(caught.traceback))
     assert len(depths) == 1
 

@@ -32,7 +32,7 @@ from shalekv.read.replay import Replayed, replay
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from shalekv.write.commit import RECORD_BYTES, Claim, Group, WalContents
+from shalekv.write.commit import RECORD_BYTES, Claim, Commit, Group, WalContents
 from shalekv.write.ingest import FileOwner, Loaded, encode_batch
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import SETTINGS, entries_of, file_of, loading, loads_in_wal, one_turn
@@ -286,7 +286,11 @@ class LoadingLog(RunningLog):
     def ingest(self, pending: PendingLoad, *, claim: Claim | None = None) -> Settlement:
         told = Settlement()
         assert self.admission.try_admit(LOAD_BYTES + (0 if claim is None else RECORD_BYTES))
-        self.log.ingest(pending, told.settle, size_bytes=LOAD_BYTES, claim=claim)
+        self.log.submit(
+            Commit.of_load(
+                pending, self.log.next_seq, told.settle, size_bytes=LOAD_BYTES, claim=claim
+            )
+        )
         self.writes.append(told)
         return told
 
