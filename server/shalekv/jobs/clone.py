@@ -120,7 +120,9 @@ def _first_object(database_id: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _HeldPin:
+class _ClonePin:
+    """A pin, and the store of the database that has it."""
+
     store: CasStore
     snapshot: Snapshot
 
@@ -133,7 +135,7 @@ class ClonePins:
         self._parent = parent
         self._clone_id = clone_id
         self._clock = parent.runtime.clock
-        self._held: list[_HeldPin] = []
+        self._pins: list[_ClonePin] = []
         self._since_ms = self._clock.monotonic_ms()
 
     async def pin_parent(self, snapshot_ref: str) -> Snapshot:
@@ -163,8 +165,8 @@ class ClonePins:
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._since_ms < PIN_TTL_MS / _RENEWALS_PER_TTL:
             return
-        for held in self._held:
-            await Snapshots(held.store).renew(held.snapshot.id.hex(), ttl_ms=PIN_TTL_MS)
+        for pin in self._pins:
+            await Snapshots(pin.store).renew(pin.snapshot.id.hex(), ttl_ms=PIN_TTL_MS)
         self._since_ms = now_ms
 
     async def _pin(self, store: CasStore, snapshot_ref: str) -> Snapshot:
@@ -174,7 +176,7 @@ class ClonePins:
         except SnapshotExists:  # another attempt makes this clone, or has crashed
             suffix = store.runtime.random.randbytes(_SUFFIX_BYTES).hex()
             pin = await _snapshot(store, snapshot_ref, f"{name} {suffix}")
-        self._held.append(_HeldPin(store, pin))
+        self._pins.append(_ClonePin(store, pin))
         return pin
 
 
@@ -344,9 +346,8 @@ class CloneJob:
         """
         manifest = await StoredManifest(self._cas).refresh()
         is_clone = any(origin.url == self._parent.url for origin in manifest.origins)
-        if (
-            not is_clone
-        ):  # if the parent is a clone, its clone may reference only SSTs of the parent's origins
+        if not is_clone:
+            # The clone of a clone may reference only SSTs of the origins of its parent.
             name = pin_name(manifest.database_id)
             parent = await StoredManifest(self._parent).refresh()
             is_clone = any(snapshot.name.startswith(name) for snapshot in parent.snapshots)

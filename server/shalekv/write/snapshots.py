@@ -55,7 +55,7 @@ GAP_WAIT_MS, GAP_POLL_MS = 3_000, 20
 TOO_MANY_RETRY_MS = 1_000
 
 _ID = re.compile(r"[0-9a-fA-F]{32}")
-MANIFESTS_MAX = 32  # manifests whose holdings are remembered, 24 bytes for each SST
+MANIFESTS_MAX = 32  # manifests whose live objects are remembered, 24 bytes for each SST
 TAIL_BYTES = 4_096  # contains the footer unless the first and last keys are very long
 
 

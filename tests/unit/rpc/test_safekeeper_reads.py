@@ -26,7 +26,7 @@ async def fetched(it: Safekeeper, member_id: bytes, first_lsn: int = 1) -> list[
     return [[*records] async for records in pieces]
 
 
-class Tailing:
+class TailCall:
     """A tail, and the records that it has sent."""
 
     def __init__(self, it: Safekeeper, first_wal_id: int = 0) -> None:
@@ -79,7 +79,7 @@ async def test_tail_sends_committed_records_only(tmp_path: Path) -> None:
     async with safekeeper(tmp_path) as it:
         await it.admit()
         writer = await filled(it, 5)
-        tail = Tailing(it)
+        tail = TailCall(it)
         assert await tail.next() == TailPiece((), 0)
         await writer.commit(3)
         await tail.until(3)
@@ -102,11 +102,11 @@ async def test_tail_from_an_object(tmp_path: Path) -> None:
         ]
         assert [record.wal_id for record in records] == [0, 0, 0, 1, 1]
         await writer.send(records, committed_lsn=5)
-        tail = Tailing(it, 1)
+        tail = TailCall(it, 1)
         await tail.until(5)
         assert tail.records == records[3:]
         await tail.close()
-        later = Tailing(it, 2)
+        later = TailCall(it, 2)
         assert await later.next() == TailPiece((), 5)
         await writer.send(writer.make(b"1"))
         await writer.send(writer.make(b"2"))
@@ -123,17 +123,17 @@ async def test_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         member_id = await it.admit()
         writer = await filled(it, 10)
         await writer.commit(10)
-        slow = Tailing(it)
+        slow = TailCall(it)
         await slow.until(10)
         member = it.node.find(DATABASE_ID)
         await member.note_archived(4, writer.records[4].mark)
         with pytest.raises(RecordTrimmed):
-            await Tailing(it, 4).next()
+            await TailCall(it, 4).next()
         with pytest.raises(RecordTrimmed):
             await fetched(it, member_id, 5)
         pieces = await fetched(it, member_id, 6)
         assert [record for piece in pieces for record in piece] == writer.records[5:]
-        tail = Tailing(it, 5)
+        tail = TailCall(it, 5)
         await tail.until(10)
         assert tail.records == writer.records[5:]
         [status] = (await it.links.status(it.address)).members
@@ -146,7 +146,7 @@ async def test_tail_ends_with_the_node(tmp_path: Path) -> None:
     """A node that shuts down ends its tails, and a replica goes on with another node."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
-        tail = Tailing(it)
+        tail = TailCall(it)
         await tail.next()
         it.node.close()
         with pytest.raises(LinkBroken, match="shutting down"):
