@@ -20,6 +20,7 @@ _ROW = re.compile(
     re.MULTILINE,
 )
 _CODE = re.compile(r"`([^`]+)`")
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _CALLABLE = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -41,6 +42,7 @@ def snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
 
 
+@cache
 def is_refused(name: str) -> bool:
     """Whether the glossary replaces this name. ``Tree`` refuses classes, ``tree`` every name."""
     return name.strip("_") in refused_words() or snake(name) in refused_words()
@@ -94,6 +96,8 @@ def _refused_names(source: Source) -> Iterator[str]:
     file = source.name.rsplit("/", 1)[-1]
     if file in refused_words() or is_refused(file.removesuffix(".py")):
         yield f"{source.name}: the name of the module"
+    if not any(map(is_refused, set(_WORD.findall(source.text)))):
+        return  # reading tokens takes far longer
     for token in tokenize.generate_tokens(StringIO(source.text).readline):
         if token.type == tokenize.NAME and is_refused(token.string):
             yield f"{source.name}:{token.start[0]}: {token.string}"
