@@ -81,9 +81,7 @@ VALUES_WITHOUT_CASE: Mapping[str, str] = {
 }
 LIMITS_WITHOUT_CASE: Mapping[str, str] = {
     "scan_message_bytes": "where a stream is cut is the server's affair, within 3.5 MiB",
-    "seq_wait_ms_max": "holds for calls without a deadline, and those of cases have one",
-    "snapshot_view_count_max": "what is kept ready is the server's affair",
-    "snapshot_view_bytes_max": "as above",
+    "snapshot_view_bytes_max": "what is kept ready is the server's affair",
     "result_wait_ms": "takes clients that take no results: tests/unit/server/test_scan_stream.py",
     "result_stalled_ms": "as above: tests/e2e/test_unread_scans.py",
 }

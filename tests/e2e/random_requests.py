@@ -30,7 +30,6 @@ LIMITS = {
     "scan_view_count_max": 2,
     "scan_message_bytes": 1_024,
     "session_bytes_max": 65_536,
-    "seq_wait_ms_max": 1,
 }
 LIST_COUNT_MAX = 4
 SHOWN_BYTES = 200

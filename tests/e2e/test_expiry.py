@@ -6,12 +6,14 @@ import asyncio
 from pathlib import Path
 
 from shalekv_client import ChangeKind, Client, WatchCommit
+from tests.kit.constants import variables
 from tests.kit.processes.processes import Processes
 
 FAST = (
-    *("--expiry-sweep-interval-ms", "50", "--expiry-scan-interval-s", "1"),
+    *("--expiry-sweep-interval-ms", "50"),
     *("--wal-trigger-age-ms", "100", "--compactor-poll-ms", "50", "--fence-poll-ms", "100"),
 )
+SCANNING = variables({"shalekv.write.expiry_sweep:EXPIRY_SCAN_INTERVAL_S": 1})
 DEADLINE_S = 200
 SHORT_MS, LONG_MS = 300, 2_500
 RENEWED_MS = 1_500  # would end before the long one, and is overwritten before
@@ -41,7 +43,7 @@ async def test_expiry_of_values_is_reported_across_a_kill(
     reader reports the same.
     """
     url = f"file://{tmp_path}/db"
-    server = await processes.serve(url, *FAST)
+    server = await processes.serve(url, *FAST, env=SCANNING)
     async with Client(server.listen) as client:
         await client.put(b"short", b"v", ttl_ms=SHORT_MS)
         await client.put(b"long", b"v", ttl_ms=LONG_MS)
@@ -49,7 +51,7 @@ async def test_expiry_of_values_is_reported_across_a_kill(
         await client.put(b"renewed", b"v")
     assert await expired_keys(server.listen, 1) == [b"short"]
     await server.kill()
-    server = await processes.serve(url, *FAST)
+    server = await processes.serve(url, *FAST, env=SCANNING)
     assert await expired_keys(server.listen, 2) == [b"short", b"long"]
     reader = await processes.read(url)
     assert await expired_keys(reader.listen, 2) == [b"short", b"long"]

@@ -30,6 +30,7 @@ from tests.e2e.random_requests import (
     good_calls,
     request_kind,
 )
+from tests.kit.constants import constants
 from tests.kit.processes.in_process import memory_store, serving, wall_clock_ms, with_data
 from tests.kit.seeds import run_seed
 
@@ -123,6 +124,11 @@ def lasting(entries: list[Entry]) -> list[Entry]:
 
 async def attack(acts: Sequence[Call]) -> None:
     """Carry out all acts on a new server, then check it and the objects it would leave."""
+    with constants({"shalekv.server.freshness:SEQ_WAIT_MS_MAX": 1}):
+        await _attack(acts)
+
+
+async def _attack(acts: Sequence[Call]) -> None:
     objects = MemoryObjects()
     everything = kv_pb2.ScanRequest()
     async with (

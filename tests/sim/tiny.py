@@ -57,13 +57,11 @@ def draw_writer(random: Random) -> WriterConfig:
         }
     )
     segment_bytes = random.choice([1, 500, 5_000])
-    update = {
-        "expiry_sweep_interval_ms": random.choice([0, 0, 30, 300]),
-        "expiry_scan_interval_s": random.choice([0, 1]),
-    }
-    writer = writer.model_copy(update=update)
+    sweep_ms = random.choice([0, 0, 30, 300])
+    writer = writer.model_copy(update={"expiry_sweep_interval_ms": sweep_ms})
     draw(
         {
+            "shalekv.write.expiry_sweep:EXPIRY_SCAN_INTERVAL_S": random.choice([0, 1]),
             "shalekv.write.recovery:OPEN_SNAPSHOT_TTL_S": OPEN_TTL_S,
             "shalekv.write.recovery:SEGMENT_BYTES_MAX": segment_bytes,
             "shalekv.write.expiry_sweep:EXPIRY_TRACKED_BYTES_MAX": random.choice(

@@ -23,15 +23,17 @@ from shalekv_client import (
     WatchCommit,
 )
 from shalekv_spark import register
+from tests.kit.constants import variables
 from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
 
 SERVE = (
     *("--direct-ingest-bytes", "65536", "--watch-progress-ms", "20", "--flush-interval-ms", "0"),
-    *("--expiry-sweep-interval-ms", "50", "--expiry-scan-interval-s", "1"),
+    *("--expiry-sweep-interval-ms", "50"),
     *("--wal-trigger-age-ms", "100", "--compactor-poll-ms", "50", "--fence-poll-ms", "100"),
 )
+SCANNING = variables({"shalekv.write.expiry_sweep:EXPIRY_SCAN_INTERVAL_S": 1})
 ALL = {"startingOffset": "earliest"}
 
 
@@ -66,7 +68,7 @@ async def test_restarts_lose_and_double_nothing(
     """A query that is stopped, or fails while its sink works, reports in the end every change that
     a watch reports, once: range deletes, expiry, transactions and loads too.
     """
-    server = await processes.serve(bucket.url, *SERVE, env=bucket.env)
+    server = await processes.serve(bucket.url, *SERVE, env=bucket.env | SCANNING)
     sink = Sink(1)
     limited = changes(spark, bucket, ALL | {"maxWalFilesPerTrigger": "10"})
     async with Client(server.listen) as client:
@@ -77,7 +79,7 @@ async def test_restarts_lose_and_double_nothing(
         await write_some(client, 1)
         await asyncio.to_thread(query.stop)
         assert await server.kill()
-    server = await processes.serve(bucket.url, *SERVE, create=False, env=bucket.env)
+    server = await processes.serve(bucket.url, *SERVE, create=False, env=bucket.env | SCANNING)
     async with Client(server.listen) as client:
         await swept(client, b"0/brief")
         await swept(client, b"1/brief")

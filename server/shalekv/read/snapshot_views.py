@@ -40,6 +40,7 @@ log = structlog.get_logger()
 POLL_MS = 3_000  # a deleted snapshot may be read for so long
 CLOCK_POLL_MS = 60_000  # interval between two readings of the store's clock
 REPLAYS_MAX = 2  # at once: each is in memory before its size is known
+KEPT_STATES_MAX = 32  # each also holds the list of its SSTs
 PARALLEL_READS = 8  # of WAL objects, for each replay
 
 
@@ -145,7 +146,7 @@ class SnapshotViews:
         self._ssts = ssts
         self._kept: Cache[bytes, OpenView] = Cache(limits.snapshot_view_bytes_max)
         # Each counts for at least so many bytes, which bounds their number.
-        self._least_bytes = limits.snapshot_view_bytes_max // limits.snapshot_view_count_max
+        self._least_bytes = limits.snapshot_view_bytes_max // KEPT_STATES_MAX
         # States that reads use now, whether cached or not: none is read a second time.
         self._in_use: WeakValueDictionary[bytes, OpenView] = WeakValueDictionary()
         self._replaying = asyncio.Semaphore(REPLAYS_MAX)

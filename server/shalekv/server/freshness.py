@@ -21,20 +21,19 @@ from shalekv.read.scan import scan_slices
 from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import OpenView, ReadView
 from shalekv.server.service import Call, MakeHeader
-from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 
 ReplyT = TypeVar("ReplyT", bound=Message)
+# A call without a deadline waits for so long: a commit that is not visible then may never be.
+SEQ_WAIT_MS_MAX = 30_000
 Lookup: TypeAlias = Callable[[bytes], Entry | None]  # finds the entry of a key in one state
 
 
 class Freshness:
     """Checks that the state of an engine is as new as a read demands, or waits until it is."""
 
-    def __init__(self, engine: ReadEngine, limits: LimitSettings, clock: Clock) -> None:
-        """Calls without a deadline wait for at most `limits.seq_wait_ms_max`."""
+    def __init__(self, engine: ReadEngine, clock: Clock) -> None:
         self._engine = engine
-        self._limits = limits
         self._clock = clock
 
     def check(self, header: kv_pb2.RequestHeader) -> int | None:
@@ -69,7 +68,7 @@ class Freshness:
 
     def _wait_ms(self, call: Call) -> float:
         left_ms = call.answer_within_ms(self._clock.monotonic_ms())
-        return self._limits.seq_wait_ms_max if left_ms is None else left_ms
+        return SEQ_WAIT_MS_MAX if left_ms is None else left_ms
 
 
 def _is_too_stale(header: kv_pb2.RequestHeader, staleness_ms: int) -> bool:

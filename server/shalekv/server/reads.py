@@ -67,7 +67,7 @@ class Reads:
         self._limits = limits
         self._clock = runtime.clock
         self._header = header
-        self._freshness = Freshness(engine, limits, runtime.clock)
+        self._freshness = Freshness(engine, runtime.clock)
         self._snapshots = SnapshotReads(engine.snapshots, header)
         self.scans = Scans(
             engine,

@@ -18,6 +18,7 @@ RENAMED: Mapping[str, str] = {
     "collector.foreign_age_s": "collector.foreign_file_age_s",
     "safekeeper.retire_interval_ms": "safekeeper.log_retire_interval_ms",
     "archiving.archive_look_interval_ms": "archiving.archive_list_interval_ms",
+    "archiving.archive_unasked_ms": "archiving.archive_unappointed_ms",
 }
 
 # Old key -> the reason, or what decides now.
@@ -74,6 +75,11 @@ REMOVED: Mapping[str, str] = {
     "archiving.archive_pause_ms": "checks for complete WAL objects are at least 20 milliseconds "
     "apart",
     "archiving.archive_read_bytes": "4 MiB of a log are read at once",
+    "watches.watch_count_max": "a server has at most 100,000 watches",
+    "limits.snapshot_view_count_max": "the state of 32 snapshots is kept open for reads, within "
+    "snapshot_view_bytes_max",
+    "limits.seq_wait_ms_max": "a read without a deadline waits for 30 seconds for its min_seq",
+    "writer.expiry_scan_interval_s": "SSTs are scanned for expired values every 10 minutes",
 }
 
 

@@ -141,14 +141,6 @@ class WriterSettings(Settings):
         "deliver it, milliseconds. It is one more change for each value. 0: never. Reads do not "
         "see expired values either way.",
     )
-    expiry_scan_interval_s: int = Field(
-        default=600,
-        ge=0,
-        le=31_536_000,
-        description="Interval at which SSTs are scanned for expired values that are not tracked, "
-        "seconds; each SST only if it may hold some. 0: never. It should be well below "
-        "expired_value_kept_s, or compactions drop such values before.",
-    )
 
     @model_validator(mode="after")
     def _fences_are_noticed_in_time(self) -> Self:
@@ -387,7 +379,7 @@ class ArchivingSettings(Settings):
         description="Interval at which a safekeeper checks that a manifest still names it, "
         "milliseconds.",
     )
-    archive_unasked_ms: int = Field(
+    archive_unappointed_ms: int = Field(
         default=30_000,
         ge=10,
         le=3_600_000,

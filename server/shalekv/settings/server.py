@@ -266,12 +266,6 @@ class LimitSettings(Settings):
         description="Target size of the messages of a scan, bytes. A larger entry has a message of "
         "its own. A client that takes one message within result_stalled_ms is not too slow.",
     )
-    seq_wait_ms_max: int = Field(
-        default=30_000,
-        ge=1,
-        le=3_600_000,
-        description="How long a read without a deadline waits for its `min_seq`, milliseconds.",
-    )
     snapshot_ttl_s_max: int = Field(
         default=3_155_760_000,
         ge=1,
@@ -286,13 +280,6 @@ class LimitSettings(Settings):
         description="Most snapshots of the database, those of servers included. At that number, "
         "calls that create one are refused.",
     )
-    snapshot_view_count_max: int = Field(
-        default=32,
-        ge=1,
-        le=10_000,
-        description="Most snapshots whose state is kept open for reads. Beyond it the least "
-        "recently read one is dropped, and opened again when it is read.",
-    )
     snapshot_view_bytes_max: int = Field(
         default=16 * MIB,
         ge=256 * KIB,
@@ -305,12 +292,6 @@ class LimitSettings(Settings):
 class WatchSettings(Settings):
     """Watches: buffers for slow clients, and the WAL that is kept for absent consumers."""
 
-    watch_count_max: int = Field(
-        default=100_000,
-        ge=1,
-        le=10_000_000,
-        description="Most watches of one server; more are refused with RESOURCE_EXHAUSTED.",
-    )
     watch_bytes_max: int = Field(
         default=16 * MIB,
         ge=256 * KIB,

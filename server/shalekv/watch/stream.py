@@ -38,6 +38,7 @@ from shalekv.watch.watch import Watch, WatchState
 RETRY_AFTER_MS = 1_000
 POLLS_PER_STALL = 4  # polls of a stream during the time after which it is cut
 POLL_MS_MIN = 10
+WATCHES_MAX = 100_000  # each takes about a kilobyte, and a check of each commit in its range
 STREAMS_FULL = 4  # streams that can reach their limit at once
 STREAM_BYTES_MIN = 64 * KIB
 STREAM_BYTES_MAX = 4 * MIB  # a client that is further behind reads the WAL faster than a queue
@@ -139,9 +140,9 @@ class WatchRegistry:
 
     def check_count(self) -> None:
         """Raise `Overloaded` if no more watches may be opened."""
-        if self.watch_count >= self.settings.watch_count_max:
+        if self.watch_count >= WATCHES_MAX:
             message = (
-                f"{self.watch_count} watches are open, as many as watch_count_max allows. Close "
+                f"{self.watch_count} watches are open, the most that a server has. Close "
                 "some, or ask another server"
             )
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)

@@ -48,6 +48,7 @@ log = structlog.get_logger()
 READ_BYTES = 1 << 20  # bytes of one request
 EXPIRY_TRACKED_SHARE = 11  # of the memtable: most values that expire before they are compacted fit
 EXPIRY_TRACKED_BYTES_MAX = GIB
+EXPIRY_SCAN_INTERVAL_S = 600  # well below `expired_value_kept_s`, or compactions drop the values
 EXPIRY_SCAN_BYTES = 8 * MIB  # a second: a small part of what a store and a core deliver
 NEVER_MS = 2**64 - 1  # no time
 _MS_PER_S = 1_000
@@ -402,7 +403,7 @@ class ExpirySweep:
 
     async def run(self) -> None:
         """Sweep and scan at their intervals, until cancelled or until the log has ended."""
-        scan_interval_ms = self._settings.expiry_scan_interval_s * _MS_PER_S
+        scan_interval_ms = EXPIRY_SCAN_INTERVAL_S * _MS_PER_S
         async with asyncio.TaskGroup() as tasks:
             if self.is_on:
                 sweep_interval_ms = self._settings.expiry_sweep_interval_ms

@@ -22,7 +22,7 @@ DURATION_S, DURATION_SOAK_S = 12, 600
 # Small files and short times, so that all of it is met: trimming, taking over, giving up.
 NODES = (
     *("--segment-bytes", "262144", "--disk-free-bytes-min", "0"),
-    *("--archive-list-interval-ms", "300", "--archive-unasked-ms", "1500"),
+    *("--archive-list-interval-ms", "300", "--archive-unappointed-ms", "1500"),
 )
 WRITERS = (
     *("--quorum-timeout-ms", "1500", "--vote-timeout-ms", "8000"),

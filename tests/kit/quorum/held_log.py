@@ -39,10 +39,10 @@ DEADLINE_S = 30
 EAGER = ArchivingSettings(
     archive_list_interval_ms=10,
     archive_manifest_interval_ms=10,
-    archive_unasked_ms=10,
+    archive_unappointed_ms=10,
 )
 # Never does what it was not asked for.
-PATIENT = EAGER.model_copy(update={"archive_unasked_ms": 3_600_000})
+PATIENT = EAGER.model_copy(update={"archive_unappointed_ms": 3_600_000})
 QUICK_RETRIES = Backoff(1, 5)
 
 

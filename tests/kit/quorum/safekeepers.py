@@ -43,7 +43,7 @@ DATABASE_ID = b"d" * 16
 REQUEST_ID = b"r" * 16
 DEADLINE_S = 30
 # Nothing happens by itself in these tests.
-_QUIET = {"archive_unasked_ms": 3_600_000, "archive_list_interval_ms": 3_600_000}
+_QUIET = {"archive_unappointed_ms": 3_600_000, "archive_list_interval_ms": 3_600_000}
 
 
 @dataclass(frozen=True, slots=True)

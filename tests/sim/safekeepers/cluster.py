@@ -162,7 +162,7 @@ def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
                 f"{NODE}.archiver:UPLOAD_TIMEOUT_MS": int(random.choice([1_000, 20_000]) * pace),
                 "archive_list_interval_ms": int(random.choice([500, 3_000]) * pace),
                 "archive_manifest_interval_ms": int(random.choice([2_000, 20_000]) * pace),
-                "archive_unasked_ms": int(random.choice([1_000, 10_000]) * pace),
+                "archive_unappointed_ms": int(random.choice([1_000, 10_000]) * pace),
                 f"{NODE}.archiver:PAUSE_MS": random.choice([0, 20]),
                 f"{NODE}.archiver:READ_BYTES": random.choice([500, MUCH_BYTES]),
             }

@@ -25,6 +25,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.snapshots import Snapshots
+from tests.kit.constants import set_constants
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.store import FaultyStore, Gate, Request, nothing
@@ -143,12 +144,13 @@ async def test_replaced_manifest_is_noticed() -> None:
         await views.open(shared.id)
 
 
-async def test_states_are_bounded_by_count() -> None:
-    """Beyond `snapshot_view_count_max` the least recently used state is evicted."""
+async def test_states_are_bounded_by_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit the least recently used state is evicted."""
     database = await filled()
     ids = [(await database.snapshots().create(ttl_ms=None)).id for _ in range(3)]
     store = FaultyStore(database.store)
-    views = await views_of(database, store, snapshot_view_count_max=2)
+    set_constants(monkeypatch, {"shalekv.read.snapshot_views:KEPT_STATES_MAX": 2})
+    views = await views_of(database, store)
     for snapshot_id in ids:
         await views.open(snapshot_id)
     read = len(store.asked("get"))

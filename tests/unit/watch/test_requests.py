@@ -9,6 +9,7 @@ import pytest
 
 from shalekv.errors import InvalidRequest
 from shalekv.v1 import kv_pb2
+from tests.kit.constants import set_constants
 from tests.kit.serving.watchers import watched
 
 INVALID = 3
@@ -110,9 +111,10 @@ async def test_empty_request_ends_the_stream() -> None:
             await client.take()
 
 
-async def test_watches_are_bounded() -> None:
-    """Beyond `watch_count_max` a watch is refused with a retry delay, until another one ends."""
-    async with watched(watching={"watch_count_max": 2}) as cluster:
+async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit a watch is refused with a retry delay, until another one ends."""
+    set_constants(monkeypatch, {"shalekv.watch.stream:WATCHES_MAX": 2})
+    async with watched() as cluster:
         one, other = cluster.client(), cluster.client()
         for client in (one, other):
             client.create(1)

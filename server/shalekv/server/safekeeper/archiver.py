@@ -170,7 +170,7 @@ class Archiver:
         configuration = Configuration.of(self._archive.manifest)
         return self._takeover_timer.has_ended(
             self._clock.monotonic_ms(),
-            takeover_ms=self._settings.archive_unasked_ms,
+            takeover_ms=self._settings.archive_unappointed_ms,
             place=takeover_place(self._member_id, configuration, appointed_id),
         )
 
