@@ -117,8 +117,14 @@ class Writer:
             levels=_levels_report(engine, settings.compactor, cas),
             readiness=lambda: _readiness(cas.reachability.trouble(), engine),
         )
-        use = _store_use(store, settings.store, clock, began_ms)
-        admin = WriterAdmin(engine, settings.writer, clock, report, use)
+        admin = WriterAdmin(
+            engine,
+            settings.writer,
+            clock,
+            report,
+            _store_use(store, settings.store, clock, began_ms),
+            objects_replayed=opened.objects_replayed,
+        )
         return cls(engine, kv, admin, watches, stop_grace_ms=settings.server.shutdown_grace_ms)
 
     @property

@@ -187,12 +187,18 @@ class WriterAdmin:
         clock: Clock,
         report: ProcessReport,
         store_use: StoreUse,
+        *,
+        objects_replayed: int = 0,
     ) -> None:
-        """Create the service; `report` completes a status."""
+        """Create the service; `report` completes a status.
+
+        The opening has replayed `objects_replayed` WAL objects.
+        """
         self.report = report
         self.store_use = store_use
         self.snapshots = SnapshotAdmin(engine, self._header)
         self._engine = engine
+        self._objects_replayed = objects_replayed
         self._ingests = Ingests(engine.loads, self._header)
         self._settings = settings
         self._clock = clock
@@ -261,5 +267,5 @@ class WriterAdmin:
             wal_objects_written=engine.log.stats.objects,
             commits=engine.log.stats.commits,
             open_ms=self.report.open_ms,
-            wal_objects_replayed=engine.objects_replayed,
+            wal_objects_replayed=self._objects_replayed,
         )

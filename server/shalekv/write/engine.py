@@ -43,7 +43,7 @@ from shalekv.write.ingest import LoadRegistry, Loads
 from shalekv.write.pending_writes import NewestState, PendingWrites
 from shalekv.write.prefetch import Prefetch
 from shalekv.write.recovery import RecoveredLog
-from shalekv.write.wal import Safekeepers
+from shalekv.write.wal import Safekeepers, WriteAheadLog
 
 log = structlog.get_logger()
 
@@ -62,15 +62,11 @@ class Ownership:
         manifest: FencedManifest,
         *,
         poll_ms: Callable[[], int],
-        on_seen: Callable[[], None] = lambda: None,
     ) -> None:
-        """Poll every `poll_ms` milliseconds, and on demand.
-
-        `on_seen` is called after each poll that found no other writer.
-        """
-        self._manifest = manifest
+        """Poll every `poll_ms` milliseconds, and on demand."""
+        self.manifest = manifest
+        self.seen = asyncio.Event()  # set by each poll that found no other writer
         self._poll_ms = poll_ms
-        self._on_seen = on_seen
         self._polls = SingleFlight()
 
     async def run(self) -> ShaleError:
@@ -84,7 +80,7 @@ class Ownership:
                 await self._wait_until_due()
                 self._polls.begin()
                 try:
-                    await self._manifest.refresh()
+                    await self.manifest.refresh()
                 except StoreError as error:
                     log.warning("could not look for another writer", error=str(error))
                     self._polls.answer(error)
@@ -93,7 +89,7 @@ class Ownership:
                     return error
                 else:
                     self._polls.answer()
-                    self._on_seen()
+                    self.seen.set()
         finally:
             self.end(ended)
 
@@ -136,29 +132,84 @@ LOADS_POLL_MS = 20  # interval of polling whether loads were compacted
 HELD_PARTS = 4  # scans may keep a quarter of that memory after compaction, then they are ended
 
 
-class CommitPublisher:
-    """Publishes the groups of one writer to scans and watches, in slot order."""
+class CompactionBacklog:
+    """The data that is not compacted yet, and what follows when there is much of it."""
 
-    def __init__(self, memtable: Memtable, feed: CommitFeed, view: Callable[[], ReadView]) -> None:
-        """`view` returns the state at the durable watermark, with its levels."""
-        self._memtable = memtable
-        self._feed = feed
-        self._view = view
+    def __init__(
+        self,
+        settings: WriterSettings,
+        clock: Clock,
+        memtable: Memtable,
+        idempotency: Idempotency,
+        *,
+        load_count: Callable[[], int],
+        shed_views: ShedViews,
+    ) -> None:
+        """`load_count` returns how many loads are not compacted.
 
-    def publish(self, group: Group) -> None:
-        """Publish a group when all before it are durable.
-
-        Called in slot order. Without watches this costs two attribute checks.
+        `shed_views` is called when the views of reads keep too much in memory.
         """
-        before = self._view() if self._feed.wants_previous else None
-        self._memtable.extend_prefix(group.run)
-        if self._feed.is_idle:
-            return
-        contents = group.contents()
-        obj = AppliedObject(
-            group.wal_id, group.max_seq, contents.points, contents.range_tombstones, group.load
+        self.settings = settings
+        self.memtable = memtable
+        self.idempotency = idempotency
+        self._clock = clock
+        self._load_count = load_count
+        self._shed_views = shed_views
+
+    @property
+    def memory_bytes(self) -> int:
+        """Accounted memory: durable entries and idempotency records that are not compacted.
+
+        Includes entries that are compacted, but kept for scans that began before.
+        """
+        kept_bytes = self.memtable.size_bytes + self.memtable.held_bytes
+        return kept_bytes + self.idempotency.size_bytes
+
+    @property
+    def held_bytes_max(self) -> int:
+        """Maximum memory of entries that are compacted, but kept for scans that began before."""
+        return self.settings.memtable_bytes_max // HELD_PARTS
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether uncompacted writes or loads use more than half of what they may."""
+        settings = self.settings
+        return (
+            2 * self.memory_bytes > settings.memtable_bytes_max
+            or 2 * self._load_count() > settings.uncompacted_loads_max_count
         )
-        self._feed.applied(obj, before)
+
+    def poll_ms(self) -> int:
+        """Interval at which the manifest is polled for what was compacted."""
+        poll_ms = self.settings.fence_poll_ms
+        if self.memory_bytes * PRESSED_PARTS > self.settings.memtable_bytes_max:
+            return min(poll_ms, PRESSED_POLL_MS)
+        return poll_ms
+
+    async def wait_for_loads(self) -> None:
+        """Wait until one more load may be committed. Raises `MemtableFull` after a while."""
+        settings = self.settings
+        waited_ms = 0
+        while (load_count := self._load_count()) >= settings.uncompacted_loads_max_count:
+            if waited_ms >= settings.admission_timeout_ms:
+                message = (
+                    f"{load_count} loads are not compacted, as many as "
+                    "uncompacted_loads_max_count allows: the compactor is behind, or does not "
+                    "run. Try again later"
+                )
+                raise MemtableFull(message, retry_after_ms=RETRY_AFTER_MS)
+            await self._clock.sleep_ms(LOADS_POLL_MS)
+            waited_ms += LOADS_POLL_MS
+
+    async def shed_views(self) -> bool:
+        """Drop views of reads that keep too much in memory; returns whether there was too much."""
+        if not self._keep_too_much():
+            return False
+        await self._shed_views(self._keep_too_much)
+        return True
+
+    def _keep_too_much(self) -> bool:
+        return self.memtable.held_bytes > self.held_bytes_max
 
 
 async def run_until_archived(commits: GroupCommit, archive: Callable[[], Awaitable[None]]) -> None:
@@ -228,54 +279,49 @@ class WriterEngine:
 
         `shed_views` is called when the views of reads keep too much in memory.
         """
-        self._clock, self._settings = clock, settings
-        self.manifest, self.wal = opened.manifest, opened.wal
-        self.safekeepers = opened.safekeepers
-        self.time, self.memtable = opened.time, opened.memtable
-        self.objects_replayed = opened.objects_replayed
-        self.idempotency = Idempotency(
+        self._clock = clock
+        self.safekeepers, self.time = opened.safekeepers, opened.time
+        idempotency = Idempotency(
             window_ms=settings.idempotency_window_s * 1000, now_ms=self.time.now_ms
         )
-        self.idempotency.land(opened.records)
-        self._compare_count_max = (limits or LimitSettings()).compare_count_max
-        self.admission = Admission(
-            settings, memtable_bytes=lambda: self.memory_bytes, explain=self._explain_queue
+        idempotency.land(opened.records)
+        self.backlog = CompactionBacklog(
+            settings,
+            clock,
+            opened.memtable,
+            idempotency,
+            load_count=lambda: self.levels.load_count,
+            shed_views=shed_views,
         )
-        self.watermark = Watermark(seq=opened.last_seq, wal_id=opened.last_wal_id)
         self.feed = CommitFeed(self._position)
-        self._publisher = CommitPublisher(
-            self.memtable, self.feed, lambda: self._view(self.watermark.seq)
-        )
-        self.direct_ingest_bytes = settings.direct_ingest_bytes
-        self._shed_views = shed_views
         self.snapshots = SnapshotViews(
             opened.store, opened.manifest, opened.version.ssts, limits or LimitSettings()
         )
-        self._manifest_seen = asyncio.Event()
-        self.ownership = Ownership(
-            opened.manifest, poll_ms=self._poll_ms, on_seen=self._manifest_seen.set
-        )
-        self.levels = self._version_set(opened)
+        self.ownership = Ownership(opened.manifest, poll_ms=self.backlog.poll_ms)
+        watermark = Watermark(seq=opened.last_seq, wal_id=opened.last_wal_id)
+        self.levels = self._version_set(opened, watermark)
         self.log = GroupCommit(
             wal=opened.wal,
             database=self,
-            admission=self.admission,
-            watermark=self.watermark,
+            admission=Admission(
+                settings, memtable_bytes=lambda: self.memory_bytes, explain=self._explain_queue
+            ),
+            watermark=watermark,
             policy=opened.policy,
-            pending_writes=PendingWrites(self.memtable),
+            pending_writes=PendingWrites(opened.memtable),
             clock=clock,
             next_seq=opened.first_seq,
         )
-        self.prefetch = self._prefetch()
+        self.prefetch = self._prefetch((limits or LimitSettings()).compare_count_max)
         self.loads = self._loads(opened, levels or LevelSettings())
         self.expiry = ExpirySweep(self, settings, clock, replayed=opened.loads)
 
-    def _version_set(self, opened: RecoveredLog) -> VersionSet:
+    def _version_set(self, opened: RecoveredLog, watermark: Watermark) -> VersionSet:
         pins = ReadPins(
             opened.store,
             opened.manifest,
             opened.version.snapshot_id,
-            ttl_s=self._settings.snapshot_ttl_s,
+            ttl_s=self.backlog.settings.snapshot_ttl_s,
             accept_ms=self.time.follow,
         )
         return VersionSet(
@@ -284,18 +330,18 @@ class WriterEngine:
             opened.version,
             loads=opened.loads,
             memtable=self.memtable,
-            watermark=self.watermark,
+            watermark=watermark,
             drop_through=self._drop_through,
         )
 
-    def _prefetch(self) -> Prefetch:
+    def _prefetch(self, compare_count_max: int) -> Prefetch:
         return Prefetch(
             levels=self.levels,
             log=self.log,
             memtable=self.memtable,
             state=self.newest_state,
             now_ms=self.time.now_ms,
-            compare_count_max=self._compare_count_max,
+            compare_count_max=compare_count_max,
             reason_of=self._reason_of,
         )
 
@@ -305,7 +351,7 @@ class WriterEngine:
             opened.store,
             opened.manifest,
             time=self.time,
-            snapshot_ttl_s=self._settings.snapshot_ttl_s,
+            snapshot_ttl_s=self.backlog.settings.snapshot_ttl_s,
             keep=self.levels.pins.keep_load,
         )
         loads = Loads(
@@ -315,11 +361,46 @@ class WriterEngine:
             self.admission,
             levels,
             time=self.time,
-            wait_for_budget=self._wait_for_loads,
+            wait_for_budget=self.backlog.wait_for_loads,
         )
         for load in opened.loads:
             loads.land(load)
         return loads
+
+    @property
+    def manifest(self) -> FencedManifest:
+        """The manifest, which this writer edits as long as it owns the database."""
+        return self.ownership.manifest
+
+    @property
+    def memtable(self) -> Memtable:
+        """Durable entries that are not compacted."""
+        return self.backlog.memtable
+
+    @property
+    def idempotency(self) -> Idempotency:
+        """The idempotency keys that were used, and those in flight."""
+        return self.backlog.idempotency
+
+    @property
+    def wal(self) -> WriteAheadLog:
+        """The log, below group commit."""
+        return self.log.wal
+
+    @property
+    def admission(self) -> Admission:
+        """Decides which writes may enter the log."""
+        return self.log.admission
+
+    @property
+    def watermark(self) -> Watermark:
+        """The durable watermark."""
+        return self.log.watermark
+
+    @property
+    def direct_ingest_bytes(self) -> int:
+        """Batches of more bytes do not go through the memtable."""
+        return self.backlog.settings.direct_ingest_bytes
 
     @property
     def database_id(self) -> bytes:
@@ -358,17 +439,18 @@ class WriterEngine:
 
     @property
     def memory_bytes(self) -> int:
-        """Accounted memory: durable entries and idempotency records that are not compacted.
-
-        Includes entries that are compacted, but kept for scans that began before.
-        """
-        kept_bytes = self.memtable.size_bytes + self.memtable.held_bytes
-        return kept_bytes + self.idempotency.size_bytes
+        """Accounted memory of what is not compacted, or kept for scans."""
+        return self.backlog.memory_bytes
 
     @property
     def held_bytes_max(self) -> int:
         """Maximum memory of entries that are compacted, but kept for scans that began before."""
-        return self._settings.memtable_bytes_max // HELD_PARTS
+        return self.backlog.held_bytes_max
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether uncompacted writes or loads use more than half of what they may."""
+        return self.backlog.is_pressed
 
     def check_serving(self) -> None:
         """Raise the error that stopped the log. Reads are still answered after a graceful close."""
@@ -440,7 +522,7 @@ class WriterEngine:
         view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
         durable = view.below(self.log.runs_ahead)
         return NewestState(
-            pending_writes, durable, self.time.now_ms(), self._compare_count_max, read_set
+            pending_writes, durable, self.time.now_ms(), self.prefetch.compare_count_max, read_set
         )
 
     def _explain_queue(self) -> str:
@@ -502,35 +584,6 @@ class WriterEngine:
         """
         await self.levels.close(timeout_ms)
 
-    def _poll_ms(self) -> int:
-        poll_ms = self._settings.fence_poll_ms
-        if self.memory_bytes * PRESSED_PARTS > self._settings.memtable_bytes_max:
-            return min(poll_ms, PRESSED_POLL_MS)
-        return poll_ms
-
-    @property
-    def is_pressed(self) -> bool:
-        """Whether uncompacted writes or loads use more than half of what they may."""
-        settings = self._settings
-        return (
-            2 * self.memory_bytes > settings.memtable_bytes_max
-            or 2 * self.levels.load_count > settings.uncompacted_loads_max_count
-        )
-
-    async def _wait_for_loads(self) -> None:
-        settings = self._settings
-        waited_ms = 0
-        while self.levels.load_count >= settings.uncompacted_loads_max_count:
-            if waited_ms >= settings.admission_timeout_ms:
-                message = (
-                    f"{self.levels.load_count} loads are not compacted, as many as "
-                    "uncompacted_loads_max_count allows: the compactor is behind, or does not "
-                    "run. Try again later"
-                )
-                raise MemtableFull(message, retry_after_ms=RETRY_AFTER_MS)
-            await self._clock.sleep_ms(LOADS_POLL_MS)
-            waited_ms += LOADS_POLL_MS
-
     def land(self, group: Group) -> None:
         """Take a durable group into memory. Groups before it may not be durable yet."""
         self.memtable.land(group.run)
@@ -538,7 +591,14 @@ class WriterEngine:
 
     def publish(self, group: Group) -> None:
         """Show a group to scans and watches. It has landed, and all before it as well."""
-        self._publisher.publish(group)
+        before = self._view(self.watermark.seq) if self.feed.wants_previous else None
+        self.memtable.extend_prefix(group.run)
+        if not self.feed.is_idle:
+            contents = group.contents()
+            obj = AppliedObject(
+                group.wal_id, group.max_seq, contents.points, contents.range_tombstones, group.load
+            )
+            self.feed.applied(obj, before)
         if group.load is not None:  # it is alone in flight, so memory holds everything older
             self.log.pending_writes.forget_durable()
             self.levels.land_load(group.load, self.loads.land(group.load))
@@ -547,11 +607,11 @@ class WriterEngine:
         """Follow the manifest, and renew snapshots in time, until another error ends the log."""
         while True:
             try:
-                async with asyncio.timeout(self._settings.snapshot_ttl_s / 6):
-                    await self._manifest_seen.wait()
+                async with asyncio.timeout(self.backlog.settings.snapshot_ttl_s / 6):
+                    await self.ownership.seen.wait()
             except TimeoutError:
                 pass  # it may be time to renew the snapshots
-            self._manifest_seen.clear()
+            self.ownership.seen.clear()
             try:
                 await self.levels.follow_manifest()
             except StoreError as error:
@@ -567,9 +627,5 @@ class WriterEngine:
         self.levels.forget_dropped()
         await self.idempotency.drop_through(seq, self._clock)
         self.admission.admit_waiting()  # before shedding, which may take a while
-        if self._keep_views_too_much():
-            await self._shed_views(self._keep_views_too_much)
+        if await self.backlog.shed_views():
             self.admission.admit_waiting()
-
-    def _keep_views_too_much(self) -> bool:
-        return self.memtable.held_bytes > self.held_bytes_max

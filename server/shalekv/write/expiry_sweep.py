@@ -35,9 +35,7 @@ from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.read.sst_reader import OpenSst
 from shalekv.read.version import PinnedVersion
 from shalekv.read.version_set import VersionSet
-from shalekv.read.watermark import Watermark
 from shalekv.settings import GIB, MIB, WriterSettings
-from shalekv.write.admission import Admission
 from shalekv.write.commit import COMMIT_OVERHEAD_BYTES, Group, OnSettled, Receipt
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.logical_time import LogicalTime
@@ -322,13 +320,15 @@ def _expired(columns: Columns, through_seq: int, now_ms: int) -> tuple[list[byte
 class SweptEngine(Protocol):
     """The parts of a writer's engine that a sweep needs."""
 
-    admission: Admission
     prefetch: Prefetch
     levels: VersionSet
     log: GroupCommit
-    memtable: Memtable
-    watermark: Watermark
     time: LogicalTime
+
+    @property
+    def memtable(self) -> Memtable:
+        """Durable entries that are not compacted."""
+        ...
 
     @property
     def is_pressed(self) -> bool:
@@ -376,7 +376,7 @@ class ExpirySweep:
         return self._settings.expiry_sweep_interval_ms > 0
 
     def _replay(self, loads: Iterable[CommittedLoad]) -> None:
-        prefix = self._engine.watermark
+        prefix = self._engine.log.watermark
         view = self._engine.memtable.view(prefix.seq, prefix.wal_id)
         for run in view.runs:  # the oldest first
             self.values.note(run.entries)
@@ -448,7 +448,7 @@ class ExpirySweep:
     @property
     def _is_held_back(self) -> bool:
         engine = self._engine
-        is_busy = engine.admission.queued_bytes * BUSY_PARTS > self._settings.queued_bytes_max
+        is_busy = engine.log.admission.queued_bytes * BUSY_PARTS > self._settings.queued_bytes_max
         return is_busy or engine.is_pressed
 
     async def _expire_all(self, due: Sequence[Expiring]) -> bool:
@@ -475,7 +475,7 @@ class ExpirySweep:
         ]
         size_bytes = COMMIT_OVERHEAD_BYTES + sum(map(_accounted_bytes, due))
         # The contents of a load are not known before it is durable.
-        if self._log.pending_writes.is_loading or not self._engine.admission.try_admit(size_bytes):
+        if self._log.pending_writes.is_loading or not self._log.admission.try_admit(size_bytes):
             return False
         settled: asyncio.Future[Receipt | ShaleError] = asyncio.get_running_loop().create_future()
         self._log.transact(

@@ -204,10 +204,10 @@ class GroupCommit:
         next_seq: int,
     ) -> None:
         """Begin with the slot after `watermark.wal_id` and the sequence number `next_seq`."""
-        self._wal = wal
+        self.wal = wal
         self._database = database
-        self._admission = admission
-        self._watermark = watermark
+        self.admission = admission
+        self.watermark = watermark
         self._clock = clock
         self._queue = CommitQueue(next_seq)
         next_wal_id = 0 if watermark.wal_id is None else watermark.wal_id + 1
@@ -246,7 +246,7 @@ class GroupCommit:
 
     def check_available(self) -> None:
         """Raise `QuorumUnavailable` or `LogFull` while nothing can become durable."""
-        raise_if(self._wal.refusal)
+        raise_if(self.wal.refusal)
 
     @property
     def is_closing(self) -> bool:
@@ -272,9 +272,9 @@ class GroupCommit:
         """
         try:
             raise_if(self._state.refusal)
-            raise_if(self._wal.refusal)
+            raise_if(self.wal.refusal)
         except ShaleError:
-            self._admission.release(commit.size_bytes)
+            self.admission.release(commit.size_bytes)
             raise
         had_enough = self._has_enough
         self._queue.append(commit)
@@ -308,14 +308,14 @@ class GroupCommit:
             claim=claim,
         )
         commit.decide(self._database.newest_state(self.pending_writes, read_set))
-        self._admission.take_more(commit.account_reply())
+        self.admission.take_more(commit.account_reply())
         return self.submit(commit)
 
     def _settle_decided(self) -> None:
         """Settle the front of the queue while it writes nothing and all before it is durable."""
         while not self._state.slots and (commit := self._queue.pop_decided()) is not None:
-            self._admission.release(commit.size_bytes)
-            commit.succeed(seq=self._watermark.landed_seq, wal_id=self._watermark.wal_id)
+            self.admission.release(commit.size_bytes)
+            commit.succeed(seq=self.watermark.landed_seq, wal_id=self.watermark.wal_id)
 
     async def run(self) -> None:
         """Flush until the log is closed or stopped and all uploads have ended.
@@ -396,7 +396,7 @@ class GroupCommit:
         taken = self._queue.take(state.policy.flush_bytes, takes_dependents=state.takes_dependents)
         size_bytes = sum(commit.size_bytes for commit in taken)
         is_load = taken[0].load is not None
-        wal_id = self._wal.take(size_bytes, is_load=is_load)
+        wal_id = self.wal.take(size_bytes, is_load=is_load)
         group = Group(wal_id, taken, position=state.next_position)
         self._groups[group.position] = group
         self._apply(GroupTaken(wal_id, group.max_seq, is_load, self._clock.monotonic_ms()))
@@ -405,7 +405,7 @@ class GroupCommit:
     async def _upload(self, group: Group) -> None:
         """Make one group durable, or settle it otherwise. Fatal errors stop the log."""
         try:
-            occupant = await self._wal.create(
+            occupant = await self.wal.create(
                 group.wal_id, group.contents(), position=group.position
             )
         except ShaleError as error:  # a broken disk, a corrupt object in the slot
@@ -421,7 +421,7 @@ class GroupCommit:
         for effect in effects:
             self._execute(effect)
         slots = self._state.slots
-        self._watermark.open_wal_id = slots[0].wal_id if slots else None
+        self.watermark.open_wal_id = slots[0].wal_id if slots else None
         while self._groups and (first := next(iter(self._groups))) < (
             slots[0].position if slots else self._state.next_position
         ):
@@ -431,7 +431,7 @@ class GroupCommit:
         match effect:
             case Land(slot):
                 self._database.land(self._groups[slot.position])
-                self._watermark.landed_seq = max(self._watermark.landed_seq, slot.last_seq)
+                self.watermark.landed_seq = max(self.watermark.landed_seq, slot.last_seq)
             case Advance(slot):
                 self._advance(slot)
             case Acknowledge(slot):
@@ -439,22 +439,22 @@ class GroupCommit:
             case Requeue(slot):
                 self._requeue(self._groups[slot.position])
             case Fail(slot, error):
-                reason = error or outcome_unknown(self._wal.storage_name)
+                reason = error or outcome_unknown(self.wal.storage_name)
                 for commit in self._groups[slot.position].commits:
                     self._fail(commit, reason)
             case Refuse(error):
-                self._admission.close(error)
+                self.admission.close(error)
                 self._wake.set()
             case FailQueue(error):
                 for commit in self._queue.take_all():
                     self._fail(commit, error)
-                self._watermark.fail(error)
+                self.watermark.fail(error)
 
     def _advance(self, slot: Slot) -> None:
         if slot.outcome is not Outcome.LANDED:
-            self._watermark.advance(self._watermark.seq, slot.wal_id)
+            self.watermark.advance(self.watermark.seq, slot.wal_id)
             return
-        self._watermark.advance(slot.last_seq, slot.wal_id)
+        self.watermark.advance(slot.last_seq, slot.wal_id)
         self._database.publish(self._groups[slot.position])
 
     def _acknowledge(self, group: Group) -> None:
@@ -466,7 +466,7 @@ class GroupCommit:
                 view_seq = commit.seq
             # A commit that writes nothing was decided by the commits before it alone.
             commit.succeed(seq=view_seq, wal_id=group.wal_id)
-        self._admission.release(group.size_bytes)
+        self.admission.release(group.size_bytes)
 
     def _requeue(self, group: Group) -> None:
         """Move everything without a slot behind the fence of a slow opener, which took the slot.
@@ -485,14 +485,14 @@ class GroupCommit:
 
     def _explain(self) -> str:
         """Say what keeps commits from becoming durable."""
-        trouble = self._wal.trouble(after_ms=0.0)
+        trouble = self.wal.trouble(after_ms=0.0)
         if trouble is None:
-            return f"{self._wal.storage_name} has not answered yet"
+            return f"{self.wal.storage_name} has not answered yet"
         return trouble.text(self._clock.monotonic_ms())
 
     def _fail(self, commit: Commit, error: ShaleError) -> None:
         """Report and settle a commit that was accepted and is lost."""
         report_lost(commit, error)
         self.pending_writes.remove(commit)
-        self._admission.release(commit.size_bytes)
+        self.admission.release(commit.size_bytes)
         commit.end(error)

@@ -39,7 +39,7 @@ class Prefetch:
         self._memtable = memtable
         self._state = state
         self._now_ms = now_ms
-        self._compare_count_max = compare_count_max
+        self.compare_count_max = compare_count_max
         self._reason_of = reason_of
 
     def known(self, needs: Needs) -> ReadSet | None:
@@ -84,7 +84,7 @@ class Prefetch:
             now_ms=self._now_ms(),
             is_shadowed=self._is_kept,
             is_hidden=lambda key: pending_writes.get(key) is not None,
-            count_max=self._compare_count_max,
+            count_max=self.compare_count_max,
         )
 
     def _is_kept(self, key: bytes) -> bool:

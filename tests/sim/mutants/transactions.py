@@ -48,8 +48,8 @@ def _decided_once(self: Commit, state: DatabaseState) -> None:
 
 def _refused_at_once(self: GroupCommit) -> None:
     while (commit := self._queue.pop_decided()) is not None:
-        self._admission.release(commit.size_bytes)
-        commit.succeed(seq=self._watermark.landed_seq, wal_id=self._watermark.wal_id)
+        self.admission.release(commit.size_bytes)
+        commit.succeed(seq=self.watermark.landed_seq, wal_id=self.watermark.wal_id)
 
 
 def _durable_state_only(

@@ -67,7 +67,7 @@ async def _acknowledged_when_sent(self: GroupCommit, group: Group) -> None:
     self._apply(SlotFilled(group.position, None))
     self._settle_decided()
     self._wake.set()
-    await self._wal.create(group.wal_id, group.contents(), position=group.position)
+    await self.wal.create(group.wal_id, group.contents(), position=group.position)
 
 
 def _own_width_only(manifest: Manifest, **arguments: object) -> Manifest:
