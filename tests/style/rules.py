@@ -71,6 +71,36 @@ def broad_except(source: Source) -> Iterator[str]:
             yield source.at(node.lineno, "catches all, and neither raises nor says why")
 
 
+def epoch_condition(source: Source) -> Iterator[str]:
+    """What follows from an epoch is decided in `protocol`; elsewhere none is compared or tested."""
+    for node in ast.walk(source.tree):
+        judged: list[ast.expr] = []
+        match node:
+            case ast.Compare(ops=[ast.Is() | ast.IsNot()]):
+                pass  # whether there is one
+            case ast.Compare(left=left, comparators=others):
+                judged = [left, *others]
+            case ast.Call(func=ast.Name(id="max" | "min"), args=args):
+                judged = args
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                judged = [operand]
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+                judged = [test]
+            case ast.BoolOp(values=values):
+                judged = values
+        if any(map(_is_epoch, judged)):
+            yield source.at(judged[0].lineno, "decides by an epoch")
+
+
+def _is_epoch(node: ast.expr) -> bool:
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name) | ast.Call(func=ast.Attribute(attr=name)):
+            return name in ("epoch", "epoch_at") or name.endswith("_epoch")
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            return any(map(_is_epoch, elements))
+    return False
+
+
 def impurity(source: Source) -> Iterator[str]:
     """Pure code does no I/O, reads no clock, draws no random numbers, awaits nothing."""
     for use, name in _names(source.tree):

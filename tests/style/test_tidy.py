@@ -60,6 +60,11 @@ def test_protocol_and_format_are_pure() -> None:
     assert broken(rules.impurity, *PURE) == []
 
 
+def test_epochs_are_judged_in_protocol() -> None:
+    """No executor has a condition on an epoch: what follows from one is decided in `protocol`."""
+    assert broken(rules.epoch_condition, SERVER, "clients/spark/", but=SERVER + "protocol/") == []
+
+
 def test_environment_is_read_in_cli_only() -> None:
     """Environment variables are an input of the command line and of nothing below it."""
     assert broken(rules.environment, SERVER, "clients/python/", but=SERVER + "cli/") == []

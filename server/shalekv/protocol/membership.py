@@ -18,6 +18,7 @@ choice of one archiver (`Appointment`) saves requests, and safety does not depen
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -27,7 +28,7 @@ from typing import NamedTuple
 from shalekv.errors import InvalidRequest
 from shalekv.protocol.fencing import WriterId, check_owner
 from shalekv.protocol.manifest import Manifest, WalMode
-from shalekv.protocol.quorum_records import LogEnd, Record
+from shalekv.protocol.quorum_records import Ballot, LogEnd, Record
 
 MEMBER_ID_BYTES = 16
 MEMBERS_MAX = 9
@@ -133,6 +134,11 @@ def close_generation(manifest: Manifest, generation: int) -> Manifest:
     return replace(manifest, wal_generation=generation + 1)
 
 
+def is_being_created(manifest: Manifest) -> bool:
+    """Whether `name_anew` is possible: no writer has opened the database, and nobody named anew."""
+    return manifest.wal_generation == FIRST_GENERATION and not manifest.writer_epoch
+
+
 def name_anew(manifest: Manifest, members: Iterable[Member]) -> Manifest:
     """Return the manifest with other members, of a database that was never opened for writing.
 
@@ -195,6 +201,73 @@ def cancel_change(manifest: Manifest) -> Manifest:
     This is safe at any time, since nothing was decided without the present members.
     """
     return replace(manifest, wal_generation=manifest.wal_generation + 1, wal_members_next=())
+
+
+def check_majority_lost(configuration: Configuration, sound: Collection[bytes]) -> None:
+    """Raise `InvalidRequest` unless a writer cannot open without giving something up.
+
+    `sound` are the members that answer and have not lost anything.
+    """
+    if configuration.is_majority(sound):
+        problem = "a majority of the safekeepers answers: a writer can open the database"
+        raise InvalidRequest("members", problem)
+    if configuration.is_joint and replace(configuration, next=()).is_majority(sound):
+        raise InvalidRequest(
+            "members",
+            "a majority of the present members answers, and only some of those to be do not: "
+            "`shalekv safekeeper cancel` gives up nothing but the change",
+        )
+
+
+def force_members(
+    manifest: Manifest, *, before: Manifest, members: Iterable[Member], nonce: bytes
+) -> Manifest:
+    """Return the manifest with other members, chosen without a majority, as of a new writer.
+
+    The writer before is fenced by the epoch. `before` is the manifest for which the members were
+    chosen: raises `InvalidRequest` if a writer has opened the database, or the members were
+    changed, since.
+    """
+    now = (manifest.writer_epoch, manifest.wal_generation)
+    if now != (before.writer_epoch, before.wal_generation):
+        problem = "a writer has opened the database, or they were changed, since: look again"
+        raise InvalidRequest("members", problem)
+    return replace(
+        manifest,
+        writer_epoch=manifest.writer_epoch + 1,
+        writer_nonce=nonce,
+        writer_address="",
+        wal_generation=manifest.wal_generation + 1,
+        wal_members=tuple(map(str, members)),
+        wal_members_next=(),
+    )
+
+
+class MembershipStatus(enum.Enum):
+    """Status of a member by the manifest."""
+
+    NAMED = "named"  # among the present members, or the next ones
+    UNNAMED = "unnamed"
+    DISPLACED = "displaced"  # the manifest is that of another database
+    UNKNOWN = "unknown"  # there is no manifest, or an older one than the member has seen
+
+
+def membership_status(
+    manifest: Manifest, *, database_id: bytes, member_id: bytes, promise: Ballot
+) -> MembershipStatus:
+    """Return the status of a member of this database, which has made this promise.
+
+    A writer creates the manifest with its epoch before members promise it. So a manifest of a lower
+    epoch is an older state of the database, such as a restored backup.
+    """
+    if manifest.database_id != database_id:
+        return MembershipStatus.DISPLACED
+    if manifest.writer_epoch < promise.epoch:
+        return MembershipStatus.UNKNOWN
+    if manifest.wal_mode is not WalMode.QUORUM:
+        return MembershipStatus.UNNAMED
+    named = {each.id for each in Configuration.of(manifest).everyone}
+    return MembershipStatus.NAMED if member_id in named else MembershipStatus.UNNAMED
 
 
 def check_unchanging(configuration: Configuration) -> None:

@@ -120,6 +120,23 @@ def next_object(last: LogEnd, *, archive_tip: int | None, last_compacted: int | 
     return last.next_wal_id
 
 
+def best_log(
+    logs: Iterable[LogEnd], *, archive_tip: int | None, last_compacted: int | None
+) -> LogEnd | None:
+    """Return the log of the highest rank, for a recovery without a majority.
+
+    None if no writer could open with it, because the archive goes further.
+    """
+    best = max(logs, key=lambda last: last.rank, default=None)
+    if best is None:
+        return None
+    try:
+        next_object(best, archive_tip=archive_tip, last_compacted=last_compacted)
+    except LogBehindArchive:
+        return None
+    return best
+
+
 @dataclass(frozen=True, slots=True)
 class Leader:
     """An elected writer: how far the log of each member is durable, and what that commits."""

@@ -102,7 +102,7 @@ class TailMismatch(Exception):
     """A member does not have the records of the elected log that are needed. The text says why."""
 
 
-class TailReader:
+class TailVerifier:
     """Check of the records that a voter returns, one by one: they must be the elected log.
 
     Records of archived objects are passed over, except the last record of each of the last
@@ -257,7 +257,7 @@ class ListArchive:
 
 @dataclass(frozen=True, slots=True)
 class FetchTail:
-    """Read the log of a voter through a `TailReader`, and compare its ends with the archive.
+    """Read the log of a voter through a `TailVerifier`, and compare its ends with the archive.
 
     Answered by `TailFetched` or `FetchFailed`.
     """

@@ -137,6 +137,10 @@ class LogShape:
         """Whether the record with this lsn is in the log or is its base."""
         return isinstance(lsn, int) and self.base.lsn <= lsn <= self.last.lsn
 
+    def holds(self, mark: LogEnd) -> bool:
+        """Whether this very record is in the log or is its base."""
+        return mark.lsn in self and self.epoch_at(mark.lsn) == mark.epoch
+
     def epoch_at(self, lsn: int) -> int:
         """Return the epoch of a record. REQUIRES: `lsn` in self."""
         for section in reversed(self.sections):

@@ -18,6 +18,15 @@ from shalekv.protocol.membership import Configuration
 from shalekv.protocol.quorum_records import LogEnd, LogHealth, LogShape, Record
 
 
+def is_new_writer(epoch: int, known_epoch: int) -> bool:
+    """Whether an object of `epoch` shows a newer writer than was known.
+
+    Before a replica calls itself fresh, it then reads the manifest: that writer may have switched
+    the WAL mode, or have a wider window.
+    """
+    return epoch > known_epoch
+
+
 class MemberTail(NamedTuple):
     """A member's report of its log."""
 

@@ -18,7 +18,7 @@ from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Version
 from shalekv.protocol.quorum_records import Record
-from shalekv.protocol.tail import AppliedPosition, News
+from shalekv.protocol.tail import AppliedPosition, News, is_new_writer
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, apply_object
 from shalekv.read.version import ReadView
@@ -233,7 +233,8 @@ class LogApplier:
         replayed = self._replayed
         replayed.last_seq = max(seq, version.last_seq)
         replayed.logical_time_ms = max(replayed.logical_time_ms, logical_time_ms)
-        self.epoch = max(self.epoch, epoch)
+        if is_new_writer(epoch, self.epoch):
+            self.epoch = epoch
         replayed.memtable.drop_all()
         self.note_archived(version.wal_id)
         self._advance(AppliedPosition(version.wal_id))
@@ -254,7 +255,7 @@ class LogApplier:
         self._advance(position)
         recorded_ms = found.footer.proven_time_ms(replayed.time_reset_wal_id)
         self.written_ms = max(self.written_ms, recorded_ms)
-        if found.properties.writer_epoch > self.epoch:
+        if is_new_writer(found.properties.writer_epoch, self.epoch):
             self.epoch = found.properties.writer_epoch
             self._on_new_writer()
         if not self.feed.is_idle and found.footer.contents.entry_count:

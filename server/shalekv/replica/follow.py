@@ -29,6 +29,7 @@ from shalekv.clock import Clock
 from shalekv.errors import CorruptObject, ObjectNotFound, ShaleError, StoreError
 from shalekv.format.columns import Section
 from shalekv.format.sst import Sst
+from shalekv.protocol.tail import is_new_writer
 from shalekv.read.replay import apply_in_order, read_slot
 from shalekv.read.version_set import VersionSet
 from shalekv.replica.apply import ArchiveCursor, LogApplier, protect_load
@@ -98,7 +99,7 @@ class Follower:
         if not manifest.is_log_in_store:
             return False  # objects are archived in their order
         width = max(manifest.max_parallel_writes, manifest.fence_width)
-        return width > 1 or self._applier.epoch > manifest.writer_epoch
+        return width > 1 or is_new_writer(self._applier.epoch, manifest.writer_epoch)
 
     @property
     def is_pushed(self) -> bool:
@@ -120,7 +121,7 @@ class Follower:
         Where safekeepers have later records, the last object determines the freshness: everything
         is applied that was acknowledged before its last commit, by the clock of the store.
         """
-        if self._applier.epoch > self._stored.current.writer_epoch:
+        if is_new_writer(self._applier.epoch, self._stored.current.writer_epoch):
             await self._stored.refresh()  # a new writer may have switched the WAL mode
         if self._is_behind_levels:
             return

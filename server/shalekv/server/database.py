@@ -17,6 +17,7 @@ from shalekv.protocol.membership import (
     Configuration,
     check_first_count,
     check_members,
+    is_being_created,
     name_anew,
 )
 from shalekv.runtime import Runtime
@@ -114,7 +115,7 @@ async def complete_creation(cas: CasStore, links: Links) -> None:
     Raises `DatabaseNotFound` and `StoreError`.
     """
     manifest = await StoredManifest(cas).refresh()
-    if manifest.wal_generation == FIRST_GENERATION and not manifest.writer_epoch:
+    if is_being_created(manifest):
         request_id = cas.runtime.random.randbytes(REQUEST_ID_BYTES)
         with suppress(InvalidRequest):  # another process has finished it, or opened the database
             await _name_present(cas, manifest, links, request_id)

@@ -17,7 +17,7 @@ from shalekv.protocol import proposer
 from shalekv.protocol.acceptor import Effect, Reply
 from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.membership import LogObject, complete_objects, is_archived
+from shalekv.protocol.membership import LogObject, MembershipStatus, complete_objects, is_archived
 from shalekv.protocol.membership import Member as Named
 from shalekv.protocol.proposer import Candidacy, Leader, enter_quorum
 from shalekv.protocol.quorum_records import Ballot, LogHealth, ToProposer
@@ -26,7 +26,7 @@ from shalekv.server import database
 from shalekv.server.safekeeper import service
 from shalekv.server.safekeeper.log_objects import LogObjects
 from shalekv.server.safekeeper.member import LocalMember
-from shalekv.server.safekeeper.membership_status import HostedMember, MembershipStatus
+from shalekv.server.safekeeper.membership_status import HostedMember
 from shalekv.server.safekeeper.propose import TAIL_MESSAGE_BYTES_MAX
 from shalekv.store.api import Created, CreateOutcome, Exists, Repaired, Unknown
 from shalekv.store.safekeeper_log.log import MemberLog

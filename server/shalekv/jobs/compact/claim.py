@@ -17,7 +17,7 @@ import structlog
 from shalekv.errors import ShaleError, StoreBroken, StoreError
 from shalekv.protocol.compaction.publish import (
     CompactorId,
-    check_compactor,
+    check_claimable,
     check_unclaimed,
     claim_compactor_epoch,
 )
@@ -202,10 +202,8 @@ async def claim_compaction(
     """
     stored = StoredManifest(store)
     seen = await stored.refresh()
-    # A lower epoch belongs to an older state, restored in place of what `after` has compacted.
-    is_own = after is not None and seen.compactor_nonce == after.nonce
-    if after is not None and seen.compactor_epoch >= after.epoch and not is_own:
-        check_compactor(seen, after)
+    if after is not None:
+        check_claimable(seen, after)
     await check_pins(store, seen)
     nonce = store.runtime.random.randbytes(_NONCE_BYTES) if after is None else after.nonce
     held = await leases.new()

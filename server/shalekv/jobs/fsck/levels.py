@@ -183,7 +183,7 @@ async def check_log(scope: Scope, active: Active, current: Manifest) -> AsyncIte
         scope.progress.fences += slot.is_fence
         for finding in log.see(audited.name, slot):
             yield finding
-        if slot.epoch > current.writer_epoch:
+        if any(future_epoch(audited.name, slot, current)):
             recent.append(slot)
         recorded += [RecordedLoad(slot.wal_id, load) for load in audited.loads]
     scope.recorded.update(each.load.load_id for each in recorded)

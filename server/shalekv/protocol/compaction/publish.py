@@ -50,6 +50,16 @@ def claim_compactor_epoch(manifest: Manifest, nonce: bytes) -> Manifest:
     return replace(manifest, compactor_epoch=manifest.compactor_epoch + 1, compactor_nonce=nonce)
 
 
+def check_claimable(manifest: Manifest, after: CompactorId) -> None:
+    """Raise `Superseded` if another compactor has taken over from `after` since.
+
+    The own claim may be repeated: it may have landed although it seemed to fail. A lower epoch
+    belongs to an older state, restored in place of what `after` has compacted.
+    """
+    if manifest.compactor_nonce != after.nonce and manifest.compactor_epoch >= after.epoch:
+        check_compactor(manifest, after)
+
+
 def check_unclaimed(manifest: Manifest, seen: Manifest, nonce: bytes) -> None:
     """Raise `Superseded` if another compactor has claimed its epoch since `seen` was read.
 

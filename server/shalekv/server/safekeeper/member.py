@@ -326,7 +326,7 @@ class LocalMember:
         then nothing is trimmed. Nothing is done if the log does not contain `base` any more.
         """
         shape = self.state.log
-        if base.lsn not in shape or shape.epoch_at(base.lsn) != base.epoch:
+        if not shape.holds(base):
             return
         self.state = acceptor.archived(self.state, wal_id, base)
         for writer in self._writers.values():

@@ -21,7 +21,6 @@ server/docs/safekeepers.md, "Members that no manifest names".
 from __future__ import annotations
 
 import asyncio
-import enum
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -33,7 +32,7 @@ from shalekv.errors import (
     InvalidRequest,
     StoreBroken,
 )
-from shalekv.protocol.membership import Configuration, close_generation
+from shalekv.protocol.membership import MembershipStatus, close_generation, membership_status
 from shalekv.server.safekeeper.member import LocalMember
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -47,15 +46,6 @@ _UNNAMED_CHECKS = 2
 _UNARCHIVED_CHECKS = 10
 _UNTOUCHED_CHECKS = 10
 _RULE_OUT_TIMEOUT_MS = 20_000
-
-
-class MembershipStatus(enum.Enum):
-    """Status of a member by the manifest."""
-
-    NAMED = "named"  # among the present members, or the next ones
-    UNNAMED = "unnamed"
-    DISPLACED = "displaced"  # the manifest is that of another database
-    UNKNOWN = "unknown"  # there is no manifest, or an older one than the member has seen
 
 
 @dataclass(slots=True)
@@ -97,21 +87,18 @@ class HostedMember:
 
     async def membership(self) -> MembershipStatus:
         """Read the manifest, and return the status by it. Raises `CorruptObject`, `StoreError`."""
-        member_id = self.member.identity.member_id
         if self.is_untouched:  # its database may have been deleted, and another one created
             self.manifest = StoredManifest(self.cas)
         try:
             manifest = await self.manifest.refresh()
         except DatabaseNotFound:
             return MembershipStatus.UNKNOWN
-        if manifest.database_id != self.member.identity.database_id:
-            return MembershipStatus.DISPLACED
-        if manifest.writer_epoch < self.member.state.promise.epoch:
-            # A writer creates the manifest with its epoch before members promise it: so this is an
-            # older state of the database, such as a restored backup.
-            return MembershipStatus.UNKNOWN
-        named = {each.id for each in Configuration.of(manifest).everyone}
-        return MembershipStatus.NAMED if member_id in named else MembershipStatus.UNNAMED
+        return membership_status(
+            manifest,
+            database_id=self.member.identity.database_id,
+            member_id=self.member.identity.member_id,
+            promise=self.member.state.promise,
+        )
 
     async def is_unneeded(self) -> bool:
         """Check once more, and return True if the member is to be discarded.

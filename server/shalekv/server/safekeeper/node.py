@@ -30,13 +30,13 @@ from shalekv.errors import (
 from shalekv.format.member_files import MemberIdentity
 from shalekv.format.names import MANIFEST_FOLDER
 from shalekv.format.quorum_messages import check_id
+from shalekv.protocol.membership import MembershipStatus
 from shalekv.protocol.quorum_records import LogHealth
 from shalekv.runtime import Runtime, Workers
 from shalekv.server.safekeeper.archiver import Archiver
 from shalekv.server.safekeeper.member import LocalMember
 from shalekv.server.safekeeper.membership_status import (
     HostedMember,
-    MembershipStatus,
     check_database,
 )
 from shalekv.server.safekeeper.relaying import Relays

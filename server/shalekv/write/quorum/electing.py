@@ -32,7 +32,7 @@ from shalekv.protocol.quorum_opening import (
     FetchTail,
     TailFetched,
     TailMismatch,
-    TailReader,
+    TailVerifier,
 )
 from shalekv.protocol.quorum_records import (
     Ballot,
@@ -258,12 +258,12 @@ class TailFetcher:
         member = wanted.member
         try:
             log_now = (await greet_one(self._context, member)).log
-            reader = TailReader(wanted.last, wanted.archive_tip, log_now)
-            if reader.next_lsn is not None:
-                async for record in self._records(member, reader.next_lsn):
-                    reader.add(record)
-            tail = reader.end()
-            await self._compare(reader.archived_ends)
+            verifier = TailVerifier(wanted.last, wanted.archive_tip, log_now)
+            if verifier.next_lsn is not None:
+                async for record in self._records(member, verifier.next_lsn):
+                    verifier.add(record)
+            tail = verifier.end()
+            await self._compare(verifier.archived_ends)
         except _NOT_THERE as error:
             log.warning("could not fetch", address=member.address, problem=str(error))
             self._problems[member.address] = str(error)

@@ -15,7 +15,7 @@ with the best log stay. With others among them, a majority could elect a worse l
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -24,7 +24,6 @@ from shalekv.errors import (
     DatabaseExists,
     DatabaseMismatch,
     InvalidRequest,
-    LogBehindArchive,
     NotAMember,
     QuorumUnavailable,
     ShaleError,
@@ -36,10 +35,12 @@ from shalekv.protocol.membership import (
     begin_change,
     cancel_change,
     check_generation,
+    check_majority_lost,
     check_members,
     check_unchanging,
+    force_members,
 )
-from shalekv.protocol.proposer import next_object
+from shalekv.protocol.proposer import best_log
 from shalekv.protocol.quorum_records import LogEnd, LogHealth
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
@@ -311,11 +312,12 @@ class ForcedRecovery:
         configuration = configuration_of(manifest)
         probes = await probe_members(self._links, manifest.database_id, configuration.everyone)
         sound = {each.member.id for each in probes if each.is_sound}
-        _check_lost(configuration, sound)
+        check_majority_lost(configuration, sound)
         tip = await self._archive_tip(manifest)
         logs = {each.member: _end(each) for each in probes if each.is_sound}
-        best = max(logs.values(), key=lambda mark: mark.rank, default=None)
-        if best is None or not _can_be_used(best, tip, manifest):
+        compacted = manifest.wal_id_last_compacted
+        best = best_log(logs.values(), archive_tip=tip, last_compacted=compacted)
+        if best is None:
             return Recovery(manifest, probes, (), 0, tip, tip)
         survivors = tuple(member for member, last in logs.items() if last == best)
         kept_wal_id = tip if best.wal_id is None else best.wal_id
@@ -336,35 +338,12 @@ class ForcedRecovery:
             members = await admit(self._links, place, addresses, request_id)
         check_members(members)
         nonce = self._store.runtime.random.randbytes(NONCE_BYTES)
-        edit = partial(_apply_recovery, before=planned.planned_for, members=members, nonce=nonce)
+        edit = partial(force_members, before=planned.planned_for, members=members, nonce=nonce)
         return await self._stored.edit(edit, lambda manifest: manifest.writer_nonce == nonce)
 
     async def _archive_tip(self, manifest: Manifest) -> int | None:
         folder = await list_wal(self._store, manifest.first_uncompacted_wal_id)
         return folder.first_gap - 1 if folder.first_gap else None
-
-
-def _check_lost(configuration: Configuration, sound: set[bytes]) -> None:
-    """Raise `InvalidRequest` unless a writer cannot open without giving something up."""
-    if configuration.is_majority(sound):
-        problem = "a majority of the safekeepers answers: a writer can open the database"
-        raise InvalidRequest("members", problem)
-    if configuration.is_joint and replace(configuration, next=()).is_majority(sound):
-        raise InvalidRequest(
-            "members",
-            "a majority of the present members answers, and only some of those to be do not: "
-            "`shalekv safekeeper cancel` gives up nothing but the change",
-        )
-
-
-def _can_be_used(last: LogEnd, tip: int | None, manifest: Manifest) -> bool:
-    """Whether a writer could open with this log: it is not behind the archive."""
-    compacted = manifest.wal_id_last_compacted
-    try:
-        next_object(last, archive_tip=tip, last_compacted=compacted)
-    except LogBehindArchive:
-        return False
-    return True
 
 
 def _end(probe: MemberProbe) -> LogEnd:
@@ -377,21 +356,3 @@ def _problem(probe: MemberProbe) -> str:
     if not probe.is_sound:
         return f"has lost records, and is {probe.status.health.value}"
     return f"has a log that ends with record {probe.status.log.last.lsn}, before others"
-
-
-def _apply_recovery(
-    manifest: Manifest, *, before: Manifest, members: tuple[Member, ...], nonce: bytes
-) -> Manifest:
-    now = (manifest.writer_epoch, manifest.wal_generation)
-    if now != (before.writer_epoch, before.wal_generation):
-        problem = "a writer has opened the database, or they were changed, since: look again"
-        raise InvalidRequest("members", problem)
-    return replace(
-        manifest,
-        writer_epoch=manifest.writer_epoch + 1,
-        writer_nonce=nonce,
-        writer_address="",
-        wal_generation=manifest.wal_generation + 1,
-        wal_members=tuple(map(str, members)),
-        wal_members_next=(),
-    )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shalekv.protocol.quorum_opening import COMPARED_MAX, FetchedTail, TailMismatch, TailReader
+from shalekv.protocol.quorum_opening import COMPARED_MAX, FetchedTail, TailMismatch, TailVerifier
 from shalekv.protocol.quorum_records import LogShape, Record
 from tests.unit.protocol.logs import log, records
 
@@ -16,10 +16,10 @@ EPOCHS = "11223"
 def _read(
     found: Sequence[Record], *, tip: int | None, log_now: LogShape | None = None
 ) -> FetchedTail:
-    reader = TailReader(log(EPOCHS).last, tip, log(EPOCHS) if log_now is None else log_now)
+    verifier = TailVerifier(log(EPOCHS).last, tip, log(EPOCHS) if log_now is None else log_now)
     for record in found:
-        reader.add(record)
-    return reader.end()
+        verifier.add(record)
+    return verifier.end()
 
 
 @pytest.mark.parametrize("tip", [None, 0, 2, 4])
@@ -38,18 +38,18 @@ def test_ends_of_the_last_archived_objects_are_compared() -> None:
     """At most `COMPARED_MAX` objects are compared: the last ones."""
     epochs = "1" * (COMPARED_MAX + 9)
     made = records(epochs)
-    reader = TailReader(made[-1].mark, COMPARED_MAX + 6, log(epochs))
+    verifier = TailVerifier(made[-1].mark, COMPARED_MAX + 6, log(epochs))
     for record in made:
-        reader.add(record)
-    assert sorted(reader.archived_ends) == list(range(7, COMPARED_MAX + 7))
-    assert len(reader.end().records) == 2
+        verifier.add(record)
+    assert sorted(verifier.archived_ends) == list(range(7, COMPARED_MAX + 7))
+    assert len(verifier.end().records) == 2
 
 
 def test_archived_sections_need_not_be_read() -> None:
     """Sections of epochs that end before the compared objects are known without their records."""
     epochs = "1" * 9 + "2" * COMPARED_MAX
-    reader = TailReader(log(epochs).last, COMPARED_MAX + 8, log(epochs))
-    assert reader.next_lsn == 10
+    verifier = TailVerifier(log(epochs).last, COMPARED_MAX + 8, log(epochs))
+    assert verifier.next_lsn == 10
 
 
 @pytest.mark.parametrize(
