@@ -208,7 +208,7 @@ def test_formats_are_decoded_as_python_does(spark: SparkSession) -> None:
         reported = [bytes(each) if isinstance(each, bytearray) else each for each in fields]
         assert reported == [*struct.unpack(layout, struct.pack(layout, *values))]
     rows = spark.range(1)
-    with pytest.raises(PySparkException, match="expected 8 bytes as <q has them, found 2"):
+    with pytest.raises(PySparkException, match="expected 8 bytes, the size of <q, found 2"):
         rows.select(decoded(F.lit(b"t\xff"), "<q")).collect()
     with pytest.raises(PySparkException, match="MALFORMED_CHARACTER"):
         rows.select(decoded(F.lit(b"t\xff"), "utf-8")).collect()

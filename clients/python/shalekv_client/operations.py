@@ -238,7 +238,7 @@ def snapshot_id_of(at: bytes | Pinned) -> bytes:
     """Return the id of a snapshot. Raises ValueError for an empty one: it would mean none."""
     snapshot_id = at if isinstance(at, bytes) else at.id
     if not snapshot_id:
-        raise ValueError("the id of a snapshot is 16 bytes, not none: for no snapshot give None")
+        raise ValueError("the id of a snapshot has 16 bytes, not 0: give None to read no snapshot")
     return snapshot_id
 
 

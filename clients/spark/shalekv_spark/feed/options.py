@@ -99,9 +99,9 @@ def _keys(options: Options) -> KeyRange:
     start, end = options.key("start", decode), options.key("end", decode)
     if prefix is not None:
         if start is not None or end is not None:
-            raise InvalidSetting("option prefix: start and end were given, too: give one or others")
+            raise InvalidSetting("option prefix: start or end was given as well: give either")
         return KeyRange(prefix, prefix_end(prefix))
     keys = KeyRange(start or b"", end or b"")
     if keys.is_empty:
-        raise InvalidSetting("option end: no key is before it and not before start")
+        raise InvalidSetting("option end: the range from start to end is empty")
     return keys

@@ -111,7 +111,9 @@ class LogRetention:
         try:
             snapshot = await self._snapshots.create(ttl_ms=PIN_TTL_S * _MS_PER_S)
         except (StoreRefused, DatabaseMismatch) as error:
-            log.warning("nothing keeps the files of a load for its readers", error=str(error))
+            log.warning(
+                "the files of a load are not protected while they are read", error=str(error)
+            )
             return
         await self._unpin()
         self._pin, self._pin_end = snapshot.id.hex(), end

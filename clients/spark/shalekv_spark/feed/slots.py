@@ -78,7 +78,7 @@ class FeedOffset:
                 bytes.fromhex(str(value.get("lastWriteId", ""))),
             )
         except (KeyError, ValueError) as error:
-            problem = f"{dict(value)} is none of a stream of changes ({error!r})"
+            problem = f"{dict(value)} is not an offset of a stream of changes ({error!r})"
             raise InvalidRequest("offset", problem) from None
 
 

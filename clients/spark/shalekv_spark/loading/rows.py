@@ -111,7 +111,7 @@ class LoadSchema:
             raise InvalidRequest("columns", f"{', '.join(used)}: a column is named twice")
         strange = [name for name in names if name not in used]
         if strange:
-            problem = f"no part of a load: {', '.join(strange)}. Select the columns that are"
+            problem = f"not used by a load: {', '.join(strange)}. Select the other columns"
             raise InvalidRequest("columns", problem)
         return own
 

@@ -105,7 +105,7 @@ def _default_checkpoint(session: SparkSession, name: str) -> str:
     folder = session.conf.get(_CHECKPOINTS, None)
     if not folder:
         message = (
-            f"checkpoint: say where Spark keeps how far the query is, here or in {_CHECKPOINTS}"
+            f"checkpoint: name the folder for the progress of the query, here or in {_CHECKPOINTS}"
         )
         raise InvalidSetting(message)
     return f"{folder.rstrip('/')}/{name}"

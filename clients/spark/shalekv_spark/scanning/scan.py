@@ -69,7 +69,7 @@ def struct_columns(column: Column, layout: str) -> list[Column]:
     fields = fields_of(layout)
     size = struct.calcsize(layout)
     is_little = layout.startswith("<")
-    message = f"expected {size} bytes as {layout} has them, found "
+    message = f"expected {size} bytes, the size of {layout}, found "
     found = F.length(column)
     checked = F.when(found == size, column).otherwise(
         F.raise_error(F.concat(F.lit(message), found.cast("string"))).cast("binary")

@@ -217,7 +217,7 @@ class SnapshotSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader for one plan. Raises `InvalidRequest` for another schema."""
         if self._request is None or self._pin is None or schema != self.row_type(self._request):
-            raise InvalidRequest("schema", "is that of the source: leave it out")
+            raise InvalidRequest("schema", "the source defines it: leave it out")
         return SnapshotReader(self._request.reading, self._pin, self.row_reader())
 
     @abstractmethod
