@@ -60,12 +60,12 @@ class Caller:
 
     async def unary(self, method: MethodDescriptor, request: bytes) -> Message:
         call: Any = self._channel.unary_unary(_path(method))
-        with _telling_failures():
+        with _reporting_failures():
             return self.reply_of(method, await call(request, timeout=self._timeout_s))
 
     async def unary_stream(self, method: MethodDescriptor, request: bytes) -> list[Message]:
         call: Any = self._channel.unary_stream(_path(method))
-        with _telling_failures():
+        with _reporting_failures():
             replies = call(request, timeout=self._timeout_s)
             return [self.reply_of(method, data) async for data in replies]
 
@@ -127,7 +127,7 @@ class Stream:
 
     async def read(self) -> Message | None:
         """The next reply; None: the server has ended the call without an error."""
-        with _telling_failures():
+        with _reporting_failures():
             data = await self.call.read()
             if data is not grpc.aio.EOF:
                 return self.caller.reply_of(self.method, data)
@@ -151,7 +151,7 @@ def _path(method: MethodDescriptor) -> str:
 
 
 @contextmanager
-def _telling_failures() -> Iterator[None]:
+def _reporting_failures() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:

@@ -18,7 +18,7 @@ from tests.kit.seeds import random_of
 from tests.servers.s3 import S3Server
 
 LOAD_S, SOAK_S = 5.0, 300.0
-PATIENCE_S = 300.0  # maximum duration of a load until enough was compacted and collected
+LOAD_S_MAX = 300.0  # maximum duration of a load until enough was compacted and collected
 ENOUGH, ENOUGH_SOAK = 2, 10  # compactions of levels, and collections
 FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(value))]
 
@@ -76,7 +76,7 @@ def goes_on(server: Child, passed_s: float, duration_s: float, enough: int) -> b
 
     On a busy machine they come to it late.
     """
-    if passed_s < duration_s or passed_s >= PATIENCE_S + duration_s:
+    if passed_s < duration_s or passed_s >= LOAD_S_MAX + duration_s:
         return passed_s < duration_s
     lines = server.lines()
     return min(len(_merges(lines)), len(_collections(lines))) < enough

@@ -18,7 +18,7 @@ from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
 
 SOON_S = 8.0
-PATIENCE_MS = 60_000  # of a read that waits for a paused reader
+WAIT_MS = 60_000  # of a read that waits for a paused reader
 NEVER = ("--poll-interval-ms", "3600000", "--manifest-interval-ms", "3600000")
 OTHER_PROCESS = """
 import sys
@@ -127,7 +127,7 @@ async def test_own_writes_are_read_through_readers(processes: Processes, tmp_pat
     calls end at their deadlines.
     """
     async with database(processes, tmp_path, *NEVER) as running:
-        async with Client(running.addresses, replica_wait_ms=PATIENCE_MS) as client:
+        async with Client(running.addresses, replica_wait_ms=WAIT_MS) as client:
             for number in range(10):
                 key, value = b"k%02d" % number, b"%d" % number
                 await client.put(key, value)
@@ -169,9 +169,9 @@ async def test_stalled_reader_is_hedged_and_passed_over(
     async with (
         database(processes, tmp_path) as running,
         Client(
-            running.addresses, hedge_ms=50, replica_wait_ms=PATIENCE_MS, timeout_ms=PATIENCE_MS
+            running.addresses, hedge_ms=50, replica_wait_ms=WAIT_MS, timeout_ms=WAIT_MS
         ) as hedged,
-        Client(running.addresses, replica_wait_ms=300, timeout_ms=PATIENCE_MS) as patient,
+        Client(running.addresses, replica_wait_ms=300, timeout_ms=WAIT_MS) as patient,
     ):
         for client in (hedged, patient):
             await client.put(b"k", b"v")

@@ -119,7 +119,7 @@ SCHEDULES = {
         {WRITTEN}
         stalling making {FIRST_EDIT} snapshot create --name kept
         stalled making
-        bury
+        recycle
         resume making
         ends making OK
         made_again snapshot
@@ -131,7 +131,7 @@ SCHEDULES = {
         {WRITTEN}
         stalling opener {FIRST_EDIT} serve {SHORT}
         stalled opener
-        bury
+        recycle
         resume opener
         ready opener
         made_again epoch
@@ -142,7 +142,7 @@ SCHEDULES = {
         {WRITTEN}
         stalling compactor 'before create manifest/ 2' compactor
         stalled compactor
-        bury
+        recycle
         resume compactor
         ends compactor OK
         made_again levels

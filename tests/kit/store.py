@@ -359,7 +359,7 @@ class HeldStore(MemoryStore):
     def waiting(self) -> list[HeldCreate]:
         return [held for held in self.held if not held.answer.done()]
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         self.is_holding = False
         for held in self.waiting:
             held.release()

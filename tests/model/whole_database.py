@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 EPOCH_MS = 1_700_000_000_000
 DIRECT_INGEST_BYTES = 900  # larger batches become files of the levels at once
-PATIENCE_MS = 20_000.0
+CALL_TIMEOUT_MS = 20_000.0
 
 
 class WholeDatabase:
@@ -150,12 +150,12 @@ class WholeDatabase:
     def ask_replica(self, method: str, request: Any) -> Any:
         """Return the reply of the replica to one call. REQUIRES: there is one."""
         assert self.reader is not None
-        return self._on(self._reads, self._called(self.reader.kv, method, request, PATIENCE_MS))
+        return self._on(self._reads, self._called(self.reader.kv, method, request, CALL_TIMEOUT_MS))
 
     def scan_replica(self, request: Any) -> Sequence[Any]:
         """A scan at the replica, to its end. REQUIRES: there is one."""
         assert self.reader is not None
-        call = Call(deadline_ms=self.clock.monotonic_ms() + PATIENCE_MS)
+        call = Call(deadline_ms=self.clock.monotonic_ms() + CALL_TIMEOUT_MS)
         return self._on(self._reads, _scanned(self.reader.kv, request, call))
 
     # --- beside them ---------------------------------------------------------------------------

@@ -181,7 +181,7 @@ class WriterMachine(RuleBasedStateMachine):
         """A graceful end makes everything durable that was accepted."""
         closed = self.now
         closed.writer.close()
-        closed.store.let_go()
+        closed.store.release_all()
         self.loop.run_until_complete(closed.task)
         self.all_landed()
         self.turn()
@@ -194,7 +194,7 @@ class WriterMachine(RuleBasedStateMachine):
     def zombie_acts(self, key: bytes) -> None:
         """Calls to an overtaken writer end as fenced, and nothing of it becomes visible."""
         zombie = self.zombies.pop()
-        zombie.store.let_go()
+        zombie.store.release_all()
         put = self.call(zombie.writer.kv.put, kv_pb2.PutRequest(key=key, value=b"zombie"))
         self.turn()
         assert zombie.task.done()

@@ -90,12 +90,12 @@ def s3rver() -> Iterator[S3Server]:
 @contextmanager
 def moto() -> Iterator[S3Server]:
     """S3 and DynamoDB in memory. It checks no signatures, and no checksums of what it is sent."""
-    with folder() as work, _telling_its_port(work / "log", "moto_program") as endpoint:
+    with folder() as work, _printing_its_port(work / "log", "moto_program") as endpoint:
         yield S3Server(endpoint)
 
 
 @contextmanager
-def _telling_its_port(log: Path, module: str, *argv: str) -> Iterator[str]:
+def _printing_its_port(log: Path, module: str, *argv: str) -> Iterator[str]:
     """Where a program of this folder listens."""
     started = [sys.executable, "-m", f"tests.servers.{module}", *argv]
     program = Program(started, {"PYTHONPATH": str(ROOT)})
@@ -165,6 +165,6 @@ def google() -> Iterator[GoogleServer]:
         argv += ["-backend", "memory", "-public-host", f"127.0.0.1:{port}", "-log-level", "error"]
         with (
             running(Program(argv), work / "log", answers_http(f"{inner}/storage/v1/b?project=x")),
-            _telling_its_port(work / "front.log", "google_program", inner) as endpoint,
+            _printing_its_port(work / "front.log", "google_program", inner) as endpoint,
         ):
             yield GoogleServer(endpoint, inner)

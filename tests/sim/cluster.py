@@ -37,7 +37,7 @@ from tests.sim.tiny import LOADING, NARROW, draw_settings, with_writer
 # and collected before it learned of its object, and a slow opener has put a fence there.
 ENDS = (Fenced, StoreUnavailable, ManifestConflict, OutcomeUnknown, ImplausibleTime)
 LET_SERVE_ATTEMPTS = 3
-PATIENCE_MS = 4_000.0  # timeout for what a writer is to do, at pace 1
+WRITER_TIMEOUT_MS = 4_000.0  # timeout for what a writer is to do, at pace 1
 NARROW_SHARE = 0.25  # share of the seeds in which writers have little memory
 WRONG_SHARE = 0.1  # share of the openings to which the store's clock is days off
 ROOMY = ("last", "recovered")  # in peace they get all requests at once, and must answer
@@ -136,14 +136,14 @@ class Cluster:
         await self.reached(gate)
         return name
 
-    def let_go(self, name: str) -> None:
+    def release_opener(self, name: str) -> None:
         self.sim.note(f"{name} goes on to fence")
         self.slow_openers.pop(name).release()
 
     async def reached(self, gate: Gate) -> None:
         """Wait until something is at the gate, which may never come."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_MS * self.pace / 1000):
+            async with asyncio.timeout(WRITER_TIMEOUT_MS * self.pace / 1000):
                 await gate.reached()
 
     async def change_amid_takeover(self, random: Random) -> None:
@@ -160,7 +160,7 @@ class Cluster:
                 self.start_writer(name, settings)
             self.running[name].resume()
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_MS * self.pace / 1000):
+                async with asyncio.timeout(WRITER_TIMEOUT_MS * self.pace / 1000):
                     while name in self.running:
                         if name in self.writers:
                             return
@@ -185,7 +185,7 @@ class Cluster:
         self.history.endings.append(ending)
         self.sim.note(f"{node.label} ends: {ending}")
         # A process that has ended is gone; a node cannot do that to itself.
-        self.sim.loop.call_soon(self._bury, node, context=self.sim.loop.root.context)
+        self.sim.loop.call_soon(self._mark_ended, node, context=self.sim.loop.root.context)
 
     async def _open_and_run(self, node: Node, settings: WriterConfig) -> str:
         runtime, store = self.sim.runtime_for(node), self.store_for(node)
@@ -199,7 +199,7 @@ class Cluster:
         await writer.run()
         return "CLOSED"
 
-    def _bury(self, node: Node) -> None:
+    def _mark_ended(self, node: Node) -> None:
         if self.running.get(node.name) is node:
-            node.bury()
+            node.mark_ended()
             self._forget(node.name)

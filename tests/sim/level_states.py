@@ -40,7 +40,7 @@ class DeleteGuard:
         self.problems: list[str] = []
         self._store = store
         self._decoded: dict[bytes, Manifest] = {}
-        store.watch_deletes(self._look)
+        store.watch_deletes(self._inspect)
 
     @checks(8, "database")
     def check_i8_nothing_needed_is_deleted(self) -> None:
@@ -53,7 +53,7 @@ class DeleteGuard:
         if self.problems:
             raise Violation(self.problems[0])
 
-    def _look(self, sender: Node, doomed: tuple[str, ...]) -> None:
+    def _inspect(self, sender: Node, doomed: tuple[str, ...]) -> None:
         # The check of the store before there is a database uses a folder of its own.
         ours = [name for name in doomed if name.startswith(_FOLDERS)]
         there = [name for name in ours if self._store.data(name) is not None]

@@ -160,7 +160,7 @@ class PinnedVersions:
             for name, writer in cluster.writers.items():
                 held = writer.engine.levels.current.without_loads
                 if held.snapshot_id not in self._known:
-                    self._look(name, held)
+                    self._inspect(name, held)
 
     @checks(8, "database")
     def check_i8_versions_are_those_of_their_snapshots(self) -> None:
@@ -168,7 +168,7 @@ class PinnedVersions:
         if self.problems:
             raise Violation(self.problems[0])
 
-    def _look(self, name: str, held: PinnedVersion) -> None:
+    def _inspect(self, name: str, held: PinnedVersion) -> None:
         snapshot = find_snapshot(current_manifest(self._store), held.snapshot_id)
         data = snapshot and self._store.data(manifest_name(snapshot.manifest_id))
         if snapshot is None or not data:

@@ -29,7 +29,7 @@ from tests.sim.tasks import (
     SimHandle,
     SimTask,
     Timers,
-    bury,
+    close_all,
     describe_waiting,
     to_us,
 )
@@ -184,11 +184,11 @@ class SimLoop(IsolatedLoop):
         task = SimTask(coro, self, self._order, name=name, context=context)
         self._tasks.append(task)
         if len(self._tasks) > self._sweep_at:
-            self.let_go()
+            self.drop_done()
             self._sweep_at = _SWEEP_TASKS + 2 * len(self._tasks)
         return task
 
-    def let_go(self) -> None:
+    def drop_done(self) -> None:
         self._tasks = [task for task in self._tasks if not task.done()]
 
     def _finalize_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -283,7 +283,7 @@ class SimLoop(IsolatedLoop):
         if self.is_closed():
             return
         self._over = True
-        bury(self._tasks)
+        close_all(self._tasks)
         for held in (self._tasks, self._kept, self._queue, self._timers):
             held.clear()
         super().close()

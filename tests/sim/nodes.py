@@ -125,9 +125,9 @@ class Node:
         self._loop.befallen["crashes"] += self.alive
         self._end("crashes")
 
-    def bury(self) -> None:
+    def mark_ended(self) -> None:
         """The process has ended by itself: nothing that is left of it runs any more."""
-        self._refuse_own("bury")
+        self._refuse_own("end")
         self._end("has ended")
 
     def exit(self) -> None:

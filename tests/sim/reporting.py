@@ -125,16 +125,16 @@ def table(tallies: Mapping[str, Tally], began_with: str | None = None) -> str:
 
 def simulated() -> str:
     """Return the simulated code: git's tree ids, which can be found in any commit that has them."""
-    parts = [f"{folder} {_tree(folder)}" for folder in SIMULATED]
+    parts = [f"{folder} {_tree_id(folder)}" for folder in SIMULATED]
     return f"{time.strftime('%Y-%m-%d')}: {', '.join(parts)}"
 
 
 def explain(failed: Outcome) -> str:
     """Describe the smallest run that fails like this one."""
-    return f"{failed.task} failed; the smallest run like it:\n{tell(shrink(failed))}"
+    return f"{failed.task} failed; the smallest run like it:\n{describe(shrink(failed))}"
 
 
-def tell(failed: Outcome) -> str:
+def describe(failed: Outcome) -> str:
     """Describe the events around a failure; name the file with all of them, and the replay."""
     task = failed.task
     run = attempt(task.seed, PROFILES[task.profile], options=task.options, keep_lines=ALL_LINES)
@@ -168,9 +168,9 @@ def moment_of(error: BaseException) -> int | None:
 
 def around(events: Sequence[Line], at_us: int | None) -> Sequence[Line]:
     """Return the events around a moment, without repeated polls; None: the last ones."""
-    telling = [each for each in events if not _DULL.match(each.text)]
-    at = len(telling) if at_us is None else sum(each.at_us <= at_us for each in telling)
-    return telling[max(0, at - LINES_SHOWN) : at + LINES_SHOWN]
+    relevant = [each for each in events if not _DULL.match(each.text)]
+    at = len(relevant) if at_us is None else sum(each.at_us <= at_us for each in relevant)
+    return relevant[max(0, at - LINES_SHOWN) : at + LINES_SHOWN]
 
 
 def replay_command(task: Task) -> str:
@@ -187,7 +187,7 @@ def replay_command(task: Task) -> str:
     return " ".join(words)
 
 
-def _tree(folder: str) -> str:
+def _tree_id(folder: str) -> str:
     """Its id; dirty: it is not what is simulated, as something is not committed."""
     tree = _git("rev-parse", "--verify", "--quiet", f"HEAD:{folder}")
     is_dirty = bool(_git("status", "--porcelain", "--", folder))

@@ -113,7 +113,7 @@ def attempt(
 
 def _run(loop: SimLoop, main: Main[T], sim: Simulation) -> Run[T]:
     value = loop.run_until_complete(main(sim))
-    loop.let_go()
+    loop.drop_done()
     collect_now()  # an error that was not retrieved shows when its task is collected
     _check_unhandled(loop)
     trace = loop.trace

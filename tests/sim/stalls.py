@@ -168,11 +168,11 @@ class BackgroundJobs:
         except ENDS as error:
             ending = error.reason
         self.sim.note(f"{node.label} ends: {ending}")
-        self.sim.loop.call_soon(self._bury, node, context=self.sim.loop.root.context)
+        self.sim.loop.call_soon(self._mark_ended, node, context=self.sim.loop.root.context)
 
-    def _bury(self, node: Node) -> None:
+    def _mark_ended(self, node: Node) -> None:
         if self.running.get(node.name) is node:
-            self.running.pop(node.name).bury()
+            self.running.pop(node.name).mark_ended()
 
     async def _compact(self, node: Node, random: Random, *, is_once: bool = False) -> None:
         compactor = await Compactor.open(

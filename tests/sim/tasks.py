@@ -190,7 +190,7 @@ def describe_waiting(task: SimTask[Any]) -> str:
 _CLOSE_ATTEMPTS = 16
 
 
-def bury(tasks: Iterable[SimTask[Any]]) -> None:
+def close_all(tasks: Iterable[SimTask[Any]]) -> None:
     """Close the coroutines of all `tasks` that are not done, first created first."""
     with _silence():
         for task in tasks:

@@ -133,7 +133,7 @@ class _Waiting(archiver.Archiver):
     def _is_turn(self) -> bool:
         return False
 
-    async def until_it_looks(self) -> None:
+    async def until_its_poll(self) -> None:
         while self._poll_in_ms >= vars(archiver)["NOW_MS"]:  # read each time, since it is patched
             await self._wait()
 
@@ -143,7 +143,7 @@ def test_an_archiver_waits_no_shorter_than_time_passes() -> None:
 
     async def main(sim: Simulation) -> None:
         for drift_ppm in range(-50, 50):
-            await _Waiting(NodeClock(sim.loop, drift_ppm=drift_ppm)).until_it_looks()
+            await _Waiting(NodeClock(sim.loop, drift_ppm=drift_ppm)).until_its_poll()
 
     simulate(0, main)
     with planted([(archiver, "NOW_MS", 5e-324), _SOON]), pytest.raises(Livelock):

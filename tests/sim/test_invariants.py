@@ -187,19 +187,19 @@ def test_i13_memory_past_its_bound() -> None:
         settings = cluster.settings["w1"]
         nothing = settings.model_copy(update={"queued_bytes_max": -LARGEST_WRITE_BYTES - 1})
 
-        async def look(at: WriterSettings) -> Bounds:
+        async def bounds_at(at: WriterSettings) -> Bounds:
             cluster.settings["w1"], bounds = at, Bounds(cluster)
             sim.node("watch").start(bounds.watch(cluster))
             for _ in range(10):
                 await callers.put_one("w1")
                 await sim.sleep_ms(500.0)
             sim.crash("watch")
-            assert bounds.looks > 0
+            assert bounds.inspections > 0
             return bounds
 
-        check_i13_memory_of_writers(await look(settings))
+        check_i13_memory_of_writers(await bounds_at(settings))
         with pytest.raises(Violation, match=r"^I13: w1 has"):
-            check_i13_memory_of_writers(await look(nothing))
+            check_i13_memory_of_writers(await bounds_at(nothing))
 
     play(scene)
 

@@ -66,7 +66,7 @@ async def _meet_fence(
         tasks.create_task(callers.contend(random, name, gate, random.choice([1, 2, 3])))
         await cluster.reached(gate)
         await _until_landed(cluster, random.choice(HELD_MS) * cluster.pace)
-        cluster.let_go(opener)
+        cluster.release_opener(opener)
         await cluster.sim.sleep_ms(random.choice(NEAR_MS) * 8)
         gate.release()
         cluster.avoided.discard(name)
@@ -276,7 +276,7 @@ async def rival_writers(
         for client in clients:
             client.cancel()
     await end_in_peace(cluster, callers)
-    await recover(cluster, callers)
+    await reopen(cluster, callers)
     return cluster
 
 
@@ -287,7 +287,7 @@ async def end_in_peace(cluster: Cluster, callers: Callers) -> None:
     may one that has crashed: its claim was on its way still.
     """
     for name in list(cluster.slow_openers):
-        cluster.let_go(name)
+        cluster.release_opener(name)
     for node in cluster.running.values():
         node.resume()
     put = await _put_in_peace(cluster, callers)
@@ -322,7 +322,7 @@ def _is_peaceful(cluster: Cluster) -> bool:
     return not any(each.engine.log.objects_in_flight for each in cluster.writers.values())
 
 
-async def recover(cluster: Cluster, callers: Callers) -> None:
+async def reopen(cluster: Cluster, callers: Callers) -> None:
     """Open once more and read everything; then repeat all that has an idempotency key (I15)."""
     for name in list(cluster.running):
         cluster.crash(name)

@@ -46,7 +46,7 @@ async def change(cluster: Cluster, command: str, *indices: int, **flags: str) ->
     return await cluster.run("safekeeper", command, *addresses, *words)
 
 
-def is_let_go(line: Line) -> bool:
+def is_member_dropped(line: Line) -> bool:
     """Accept the line by which a node reports that it has dropped a member. It may not know that
     its last records are committed, and so archived: then they are kept.
     """
@@ -68,7 +68,7 @@ async def test_three_become_five_and_three_others_under_load(
         removed = await change(cluster, "remove", 0, 1)
         assert cluster.addresses[1] not in removed.stdout()
         assert await load.acknowledged(WRITES), load.reasons()
-        await cluster.node(1).line(is_let_go)
+        await cluster.node(1).line(is_member_dropped)
         await cluster.kill([2])
         await change(cluster, "replace", 2, 5)
         assert await load.acknowledged(WRITES), load.reasons()

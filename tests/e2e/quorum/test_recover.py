@@ -14,7 +14,7 @@ from tests.kit.processes.load import TIMEOUT_MS, Load, read_state
 from tests.kit.processes.processes import Processes
 
 WRITES = 30
-PATIENCE_S = 200
+DEADLINE_S = 200
 MEANT = "--give-up-acknowledged-writes"
 USAGE, FENCED = 2, 4
 
@@ -27,7 +27,7 @@ async def test_a_minority_goes_on(processes: Processes, tmp_path: Path) -> None:
     cluster = await Cluster.started(processes, tmp_path)
     old = await cluster.serve("--fence-poll-ms", "200", *LENIENT)
     load = Load(history, old.listen, Random(41))
-    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
         assert await load.acknowledged(WRITES), load.reasons()
         load.stop()
@@ -86,6 +86,6 @@ async def test_the_archive_alone_goes_on(processes: Processes, tmp_path: Path) -
 
 async def _has_all(cluster: Cluster) -> None:
     """Wait until the last safekeeper has what the others have."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         while len({row["last_lsn"] for row in (await cluster.status()).values()}) > 1:
             continue

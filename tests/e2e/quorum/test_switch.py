@@ -18,7 +18,7 @@ from tests.kit.processes.processes import Processes
 
 WRITES = 30  # in each part of a test
 PROBES = 3  # puts and deletes of one key, one of each in each part
-PATIENCE_S = 200
+DEADLINE_S = 200
 FENCED = 4
 # A child compactor that starts late would take over from the one that a test runs.
 NO_COMPACTOR = "--no-with-compactor"
@@ -29,7 +29,7 @@ async def _switched_under_load(
 ) -> None:
     """Switch while a writer serves: it ends as fenced, and acknowledges nothing afterwards."""
     load = Load(history, writer.listen, Random(history.seed))
-    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
         assert await load.acknowledged(WRITES), load.reasons()
         switched = await cluster.run("safekeeper", "switch", *flags)
@@ -77,7 +77,7 @@ async def _check_watch(reader: Child) -> None:
     """Check that a watch from the first commit on gets all commits across the modes."""
     seen: list[ChangeKind | None] = []
     async with (
-        asyncio.timeout(PATIENCE_S),
+        asyncio.timeout(DEADLINE_S),
         _patient(reader) as client,
         client.watch(prefix=b"probe", from_seq=1) as watch,
     ):
@@ -91,7 +91,7 @@ async def _check_watch(reader: Child) -> None:
 
 async def _hears_from(reader: Child, addresses: Sequence[str]) -> None:
     """Wait until its status names this safekeeper as its source, or none."""
-    async with asyncio.timeout(PATIENCE_S), _patient(reader) as client:
+    async with asyncio.timeout(DEADLINE_S), _patient(reader) as client:
         while (status := (await client.status()).reader) is not None:
             if status.tail_address in addresses:
                 return

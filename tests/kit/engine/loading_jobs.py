@@ -96,7 +96,7 @@ class Found(NamedTuple):
     loads: list[str]  # loads whose records it has replayed, oldest first
 
 
-async def look(database: CollectedDatabase) -> Found:
+async def open_again(database: CollectedDatabase) -> Found:
     opened = await open_log(process(database), WRITER, address="")
     engine = WriterEngine(opened, WRITER, LoopClock())
     view = await engine.committed_view()

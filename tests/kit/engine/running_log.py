@@ -209,7 +209,7 @@ async def running(log: RunningLog) -> AsyncIterator[RunningLog]:
         tasks.create_task(log.log.run())
         yield log
         log.log.close()
-        log.store.let_go()
+        log.store.release_all()
     log.check_settled()
 
 

@@ -280,7 +280,7 @@ class ScheduleRun:
     async def do_no_snapshots(self) -> None:
         assert not self.database.manifest().snapshots
 
-    async def do_bury(self) -> None:
+    async def do_recycle(self) -> None:
         """Make the next manifests, and collect the first of them: its id is free again.
 
         A process that was about to create it finds its name free, and later ids taken.
@@ -295,16 +295,16 @@ class ScheduleRun:
 
     async def do_made_again(self, name: str) -> None:
         """Check that the edit of the manifest with that id is in the current one as well."""
-        buried, current = self.database.manifest(self._slot), self.database.manifest()
+        recycled, current = self.database.manifest(self._slot), self.database.manifest()
         match name:
             case "snapshot":
-                assert [each.name for each in buried.snapshots] == ["kept"]
+                assert [each.name for each in recycled.snapshots] == ["kept"]
                 assert [each.name for each in current.snapshots] == ["kept"]
             case "epoch":
-                assert buried.writer_epoch == current.writer_epoch == 2
-                assert buried.writer_nonce == current.writer_nonce
+                assert recycled.writer_epoch == current.writer_epoch == 2
+                assert recycled.writer_nonce == current.writer_nonce
             case _:
-                assert buried.leveled_ssts
+                assert recycled.leveled_ssts
                 assert current.leveled_ssts
 
     # Events that concern the store of a database in a bucket.

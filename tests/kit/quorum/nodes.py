@@ -266,7 +266,7 @@ class Node:
     def hold(self) -> None:
         self.is_held = True
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         """Let all replies out, and answer at once from now on."""
         self.is_held = False
         self._wake_all()

@@ -155,7 +155,7 @@ async def serving(database: Database | None = None, **settings: Any) -> AsyncIte
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(writer.run())
         yield writer
-        writer.store.let_go()
+        writer.store.release_all()
         writer.engine.close()
     writer.check_idle()
 

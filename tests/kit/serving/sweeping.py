@@ -40,7 +40,7 @@ async def logged(database: Database) -> list[Logged]:
     return sorted(found, key=lambda each: each.entry.seq)
 
 
-async def told(database: Database) -> list[tuple[bytes, int]]:
+async def expiries(database: Database) -> list[tuple[bytes, int]]:
     """Return the values whose expiry the log has, and the time of it, in order."""
     found = [each.entry for each in await logged(database)]
     return [(e.key, e.expire_at_ms) for e in found if e.kind is Kind.TOMBSTONE and e.expire_at_ms]

@@ -235,7 +235,7 @@ def is_cancelled(stage: Stage) -> None:
 
 
 @sentence(rf"{WRITER} looks at the manifest")
-def looks(stage: Stage, writer: str) -> None:
+def polls_manifest(stage: Stage, writer: str) -> None:
     """Poll the manifest: from now on it asks the members named there."""
     stage.writer(writer).reconfigure(stage.bucket.manifest)
 

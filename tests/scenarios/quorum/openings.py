@@ -60,7 +60,7 @@ def opens(stage: Stage, writer: str, nodes: str) -> None:
     it = stage.writer(writer)
     assert it.leader is not None
     assert it.leader.committed_lsn == it.leader.first_own_lsn, "its fence is not committed"
-    tells(stage, writer, nodes)
+    sends_commit_point(stage, writer, nodes)
 
 
 @sentence(rf"{WRITER} greets {NODES}")
@@ -133,16 +133,16 @@ def cannot_open(stage: Stage, writer: str, problem: str) -> None:
 def follow(stage: Stage, nodes: str, writer: str) -> None:
     """They make their logs a beginning of its log."""
     for node in nodes.split():
-        answer = _told_of_election(stage, node, writer)
+        answer = _election_reply(stage, node, writer)
         assert isinstance(answer, Joined), f"{node}: {answer}"
 
 
 @sentence(rf"{NODE} refuses to follow {WRITER}: (?P<problem>.+)")
 def refuses_to_follow(stage: Stage, node: str, writer: str, problem: str) -> None:
-    _refused(_told_of_election(stage, node, writer), problem)
+    _refused(_election_reply(stage, node, writer), problem)
 
 
-def _told_of_election(stage: Stage, node: str, writer: str) -> ToProposer:
+def _election_reply(stage: Stage, node: str, writer: str) -> ToProposer:
     it = stage.writer(writer)
     if not any(s.is_open and s.member.address == node for s in it.streams):
         stage.ask(stage.connect(it, node))
@@ -172,7 +172,7 @@ def sends_one(stage: Stage, writer: str, node: str) -> None:
 
 
 @sentence(rf"{WRITER} tells {NODES} how far the log is committed")
-def tells(stage: Stage, writer: str, nodes: str) -> None:
+def sends_commit_point(stage: Stage, writer: str, nodes: str) -> None:
     for node in nodes.split():
         stream = stage.stream(stage.writer(writer), node)
         stage.writer(writer).tell_commit(stream)
@@ -180,7 +180,7 @@ def tells(stage: Stage, writer: str, nodes: str) -> None:
 
 
 @sentence(rf"{WRITER} connects to {NODE}, and tells it at once how far the log is committed")
-def tells_at_once(stage: Stage, writer: str, node: str) -> None:
+def sends_commit_point_at_once(stage: Stage, writer: str, node: str) -> None:
     it = stage.writer(writer)
     stream = stage.connect(it, node)
     it.tell_commit(stream)

@@ -12,7 +12,7 @@ from tests.sim.history import Attempt, Got, Operation, Outcome, ReadOp, Seen, Wr
 from tests.sim.invariants.catalogue import checks
 from tests.sim.serial import AHEAD_MS, SerialOrder
 
-_TOLD = (Outcome.ACKNOWLEDGED, Outcome.REFUSED)
+_ANSWERED = (Outcome.ACKNOWLEDGED, Outcome.REFUSED)
 
 
 @checks(1, "writers", "database")
@@ -61,7 +61,7 @@ def check_i14_answers(order: SerialOrder) -> None:
     for operation in order.history.operations:
         placed = order.placed.get(operation.number)
         for attempt in operation.attempts:
-            if attempt.outcome not in _TOLD:
+            if attempt.outcome not in _ANSWERED:
                 continue
             if placed is None or attempt.seq != placed.commit.seq:
                 _explain(order, operation, attempt)
@@ -80,7 +80,7 @@ def check_i15_one_answer(order: SerialOrder) -> None:
         distinct = {
             attempt.answer
             for attempt in operation.attempts
-            if attempt.outcome in _TOLD and attempt.seq == placed.commit.seq
+            if attempt.outcome in _ANSWERED and attempt.seq == placed.commit.seq
         }
         if len(distinct) > 1:
             raise Violation(f"I15: {operation} was told different things: {distinct}")

@@ -36,7 +36,7 @@ class Bounds:
     """Looks at writers while they serve; what they began with may be more than they may add to."""
 
     cluster: Cluster
-    looks: int = 0
+    inspections: int = 0
     problems: list[str] = field(default_factory=list)
     _began_bytes: dict[Writer, int] = field(default_factory=dict)
 
@@ -44,10 +44,10 @@ class Bounds:
         while True:
             await cluster.sim.sleep_ms(POLL_MS * cluster.pace)
             for name, writer in cluster.writers.items():
-                self.looks += 1
-                self._look(name, writer)
+                self.inspections += 1
+                self._inspect(name, writer)
 
-    def _look(self, name: str, writer: Writer) -> None:
+    def _inspect(self, name: str, writer: Writer) -> None:
         engine, settings = writer.engine, self.cluster.settings[name]
         began_bytes = self._began_bytes.setdefault(writer, engine.memory_bytes)
         admission = engine.admission

@@ -37,7 +37,7 @@ from tests.sim.simulation import Simulation
 DAMAGES = 3  # of one run
 VALUES_TRIED = 4  # the last ones: most of those before were overwritten since
 _VALUE = re.compile(rb"v\d+")  # as clients write them
-PATIENCE_S = 600.0  # of virtual time, for an answer of any kind
+TIMEOUT_S = 600.0  # of virtual time, for an answer of any kind
 EXAMINER = "examiner"
 
 Objects: TypeAlias = Mapping[str, bytes]
@@ -159,11 +159,11 @@ async def _examine(sim: Simulation, objects: Objects) -> Answers:
     """All that a new reader answers of these objects."""
     node = sim.node(EXAMINER)
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             store = await copy_of(objects, sim.store.clock_ms)
             return await node.run(_read_all(store, sim.runtime_for(node)))
     finally:
-        node.bury()
+        node.mark_ended()
 
 
 async def copy_of(objects: Objects, clock_ms: Callable[[], int]) -> MemoryStore:

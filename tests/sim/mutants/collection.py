@@ -25,7 +25,7 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv.read import sst_reader
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import Landed, StoredManifest
-from shalekv.write import opening as recover
+from shalekv.write import opening as log_opening
 from shalekv.write import snapshots
 from shalekv.write.logical_time import LogicalTime
 from shalekv.write.quorum import opening
@@ -89,7 +89,7 @@ FORMAT = (
     mutant("logical time goes back", (LogicalTime, "now_ms", _clock_time), hint=10),
     mutant(
         "an opening believes the store's clock",
-        (recover, "first_time", _whatever_it_shows),
+        (log_opening, "first_time", _whatever_it_shows),
         (opening, "first_time", _whatever_it_shows),
         hint=11,
     ),

@@ -227,7 +227,7 @@ def _keep_for_ever(self: HostedMember, membership: MembershipStatus) -> bool:
     return False
 
 
-def _let_go_soon(self: HostedMember, membership: MembershipStatus) -> bool:
+def _drop_soon(self: HostedMember, membership: MembershipStatus) -> bool:
     self.unnamed_checks = 0 if membership is MembershipStatus.NAMED else self.unnamed_checks + 1
     return self.unnamed_checks > 1
 
@@ -281,7 +281,7 @@ QUORUM = (
     ),
     mutant(
         "a member that may be named goes",
-        (HostedMember, "_will_not_be_named", _let_go_soon),
+        (HostedMember, "_will_not_be_named", _drop_soon),
         seeds=60,
         hint=15,
     ),

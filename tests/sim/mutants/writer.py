@@ -21,7 +21,7 @@ from shalekv.store.api import Exists, Unknown
 from shalekv.store.cas import CasStore, Claimed, ClaimOutcome, Taken
 from shalekv.v1 import kv_pb2
 from shalekv.write import group_commit
-from shalekv.write import opening as recover
+from shalekv.write import opening as log_opening
 from shalekv.write.admission import Admission
 from shalekv.write.commit import Commit, Group
 from shalekv.write.engine import Ownership
@@ -168,12 +168,12 @@ MUTANTS = (
         hint=1,
     ),
     mutant("ack before durable", (GroupCommit, "_upload", _acknowledged_when_sent)),
-    mutant("an opener forgets others' width", (recover, "claim_epoch", _own_width_only)),
+    mutant("an opener forgets others' width", (log_opening, "claim_epoch", _own_width_only)),
     mutant(
         "fence with one SST when k are needed",
         (FenceRun, "is_complete", property(_one_fence_will_do)),
     ),
-    mutant("epoch not bumped", (recover, "claim_epoch", _same_epoch), hint=4),
+    mutant("epoch not bumped", (log_opening, "claim_epoch", _same_epoch), hint=4),
     mutant("reuse a sequence number", (opening, "first_seq_of_writer", _next_number), hint=7),
     mutant(
         "displaced commits keep their numbers",

@@ -160,11 +160,11 @@ class Safekeeper:
             while job and not isinstance(job[0], _ON_LOG):
                 if isinstance(job[0], Save) and is_saving:
                     break
-                self._let_go(job.popleft())
+                self._carry_out(job.popleft())
             is_saving = is_saving or any(isinstance(each, Save) for each in job)
         self.jobs = deque(job for job in self.jobs if job)
 
-    def _let_go(self, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect) -> None:
         assert self.state is not None
         match effect:
             case Save():

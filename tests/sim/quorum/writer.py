@@ -77,7 +77,7 @@ class Writer:
         self.greetings: dict[bytes, Greeting] = {}
         self.records: dict[int, Record] = {}
         self.slot = 0  # in the WAL of the object store, for scenarios
-        self._told_lsn = 0  # commits up to here were reported to the judge
+        self._reported_lsn = 0  # commits up to here were reported to the judge
 
     @property
     def is_live(self) -> bool:
@@ -143,7 +143,7 @@ class Writer:
             return
         self.records = {record.lsn: record for record in found}
         self.leader = Leader.of(candidacy)
-        self._told_lsn = log.base.lsn
+        self._reported_lsn = log.base.lsn
         self.append(wal_id, b"fence", ends_object=True)
         for stream in self.streams:
             if stream.is_open and stream.has_answered:
@@ -270,11 +270,11 @@ class Writer:
         assert before is not None
         if leader.committed_lsn < before.committed_lsn:
             raise Violation(f"I5: the commit point of {self.name} goes back")
-        if leader.committed_lsn > self._told_lsn:
-            first = max(self._told_lsn, self.log.base.lsn) + 1
+        if leader.committed_lsn > self._reported_lsn:
+            first = max(self._reported_lsn, self.log.base.lsn) + 1
             lsns = range(first, leader.committed_lsn + 1)
             self.judge.acknowledged(leader.ballot, [self.records[lsn] for lsn in lsns])
-            self._told_lsn = leader.committed_lsn
+            self._reported_lsn = leader.committed_lsn
 
     def _refused(self, stream: Stream, refusal: Refusal) -> None:
         stream.is_open = False

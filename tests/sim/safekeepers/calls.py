@@ -79,7 +79,7 @@ class SimCall:
             raise asyncio.InvalidStateError("the call is over")
         self._up.put(data)
         try:
-            await self._up.has_room()
+            await self._up.until_writable()
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -208,7 +208,7 @@ class _Served:
     async def write(self, reply: bytes) -> None:
         """Send a reply; waits while the client reads none."""
         self._down.put(reply)
-        await self._down.has_room()
+        await self._down.until_writable()
 
     async def messages(self) -> AsyncIterator[bytes]:
         while True:

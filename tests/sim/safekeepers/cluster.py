@@ -225,7 +225,7 @@ class QuorumCluster(Cluster):
         names = [f"sk{number}" for number in range(1, self.member_count + 2)]  # one is spare
         self.machines = {name: Machine(sim, self.wires, name) for name in names}
         for machine in self.machines.values():
-            machine.on_synced = self.witness.look
+            machine.on_synced = self.witness.inspect
             machine.on_sent = self.witness.reply_sent
 
     async def found(self) -> None:

@@ -198,7 +198,7 @@ class Machine(Listener):
             await safekeeper.release()
         except PowerCut:
             self._cut_short(node)
-        self._sim.loop.call_soon(self._bury, node, context=self._sim.loop.root.context)
+        self._sim.loop.call_soon(self._mark_ended, node, context=self._sim.loop.root.context)
 
     def _sent(self, reply: ToProposer) -> None:
         self.on_sent(self, reply)
@@ -209,9 +209,9 @@ class Machine(Listener):
         workers.on_cut = lambda: self._cut_short(node)
         return workers
 
-    def _bury(self, node: Node) -> None:
+    def _mark_ended(self, node: Node) -> None:
         if self.node is node:
-            node.bury()
+            node.mark_ended()
             self._forget()
 
 

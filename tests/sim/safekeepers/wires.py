@@ -158,7 +158,7 @@ class Pipe(Generic[ItemT]):
         self._flying.append(item)
         self._schedule()
 
-    async def has_room(self) -> None:
+    async def until_writable(self) -> None:
         """Wait until items can be sent, or it is shut."""
         while self.is_full and not self._is_shut:
             waiter = self._wires.loop.create_future()

@@ -75,7 +75,7 @@ class Witness:
         self._committed_end = (0, 0)
         self._segments: dict[tuple[str, str], tuple[bytes, list[Record], int]] = {}
 
-    def look(self, machine: Machine) -> None:
+    def inspect(self, machine: Machine) -> None:
         """Something was made durable there, or has gone for good."""
         before = self.held.pop(machine.name, None)
         held = self._read(machine)

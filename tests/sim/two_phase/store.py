@@ -221,12 +221,12 @@ class TwoPhaseSimStore(SimStore):
         return sorted(self.table.rows.values(), key=lambda each: each.destination.name)
 
     def watch_deletes(self, watch: DeleteWatch) -> None:
-        def look(sender: Node, doomed: tuple[str, ...]) -> None:
+        def check(sender: Node, doomed: tuple[str, ...]) -> None:
             created = tuple(name for name in doomed if parse_temporary_name(name) is None)
             if created:
                 watch(sender, created)
 
-        super().watch_deletes(look)
+        super().watch_deletes(check)
 
     def _plan(self, match: Match, plan: Plan, times: int | None) -> None:
         network = self._network

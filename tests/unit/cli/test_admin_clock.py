@@ -52,22 +52,22 @@ def run(*args: str) -> Result:
     return CliRunner().invoke(shalekv, ["admin", *args])
 
 
-def told(url: str, *args: str) -> str:
+def reported(url: str, *args: str) -> str:
     result = run(*args, "--url", url, "--format", "json")
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def listed(url: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in told(url, "leases", "list").splitlines()]
+    return [json.loads(line) for line in reported(url, "leases", "list").splitlines()]
 
 
 def test_time_is_inspected_and_set_back(url: str) -> None:
     """Logical time is changed only with the flag, and needs no second repair."""
     for args, is_set_back in (((), False), (("--set-back",), True)):
-        found = json.loads(told(url, "repair-time", *args))
+        found = json.loads(reported(url, "repair-time", *args))
         assert (found["ahead_s"] // 3_600, found["is_set_back"]) == (239, is_set_back)
-    assert json.loads(told(url, "repair-time"))["ahead_s"] == 0
+    assert json.loads(reported(url, "repair-time"))["ahead_s"] == 0
     again = run("repair-time", "--set-back", "--url", url)
     assert (again.exit_code, "nothing was done" in again.stderr) == (ExitCode.USAGE, True)
 

@@ -90,7 +90,7 @@ def writer(uptime_ms: int, times: int) -> Status:
 
 
 def reader(seq: int, state: admin_pb2.ReaderStatus.State.ValueType) -> Status:
-    told = admin_pb2.StatusReply(
+    reported = admin_pb2.StatusReply(
         header=kv_pb2.ReplyHeader(role=READER, epoch=3, seq=seq, staleness_ms=1_500),
         uptime_ms=60_000,
         url="file:///db",
@@ -99,7 +99,7 @@ def reader(seq: int, state: admin_pb2.ReaderStatus.State.ValueType) -> Status:
             state=state, next_wal_id=11, poll_interval_ms=250, writer_address="10.0.0.5:7654"
         ),
     )
-    return status_of(told)
+    return status_of(reported)
 
 
 def drawn(*servers: Observed, width: int = 200) -> str:
@@ -254,13 +254,13 @@ def test_a_reader_has_sections_for_following_watches_and_calls(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Following, watches and calls have sections if they have data; the disk cache has a line."""
-    told = reply()
-    told.reader.CopyFrom(admin_pb2.ReaderStatus(next_wal_id=12, writer_address="10.0.0.5:7654"))
-    told.watches.CopyFrom(admin_pb2.WatchStatus(watches=1_234))
-    told.reads.disk.CopyFrom(admin_pb2.CacheStatus(hits=17))
-    del told.calls[:]
-    told.calls.add(method="KV.Get", calls=10, total_us=20_000, histogram_us=[0] * 10 + [10])
-    print_sections(status_of(told))
+    reported = reply()
+    reported.reader.CopyFrom(admin_pb2.ReaderStatus(next_wal_id=12, writer_address="10.0.0.5:7654"))
+    reported.watches.CopyFrom(admin_pb2.WatchStatus(watches=1_234))
+    reported.reads.disk.CopyFrom(admin_pb2.CacheStatus(hits=17))
+    del reported.calls[:]
+    reported.calls.add(method="KV.Get", calls=10, total_us=20_000, histogram_us=[0] * 10 + [10])
+    print_sections(status_of(reported))
     text = capsys.readouterr().out
     for expected in ("10.0.0.5:7654", "1,234", "Calls since the start", "KV.Get", "disk"):
         assert expected in text
@@ -269,10 +269,10 @@ def test_a_reader_has_sections_for_following_watches_and_calls(
 
 
 def with_quorum(**fields: object) -> admin_pb2.StatusReply:
-    told = reply()
-    told.manifest.wal_mode = manifest_pb2.WAL_MODE_QUORUM
-    told.manifest.wal_members.extend(f"{n:02}@sk{n}:7655" for n in range(3))
-    told.quorum.CopyFrom(
+    reported = reply()
+    reported.manifest.wal_mode = manifest_pb2.WAL_MODE_QUORUM
+    reported.manifest.wal_members.extend(f"{n:02}@sk{n}:7655" for n in range(3))
+    reported.quorum.CopyFrom(
         admin_pb2.QuorumStatus(
             generation=2,
             last_lsn=1_002,
@@ -294,7 +294,7 @@ def with_quorum(**fields: object) -> admin_pb2.StatusReply:
             **fields,  # type: ignore[arg-type] # any field
         )
     )
-    return told
+    return reported
 
 
 def test_safekeepers_have_a_section(capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,10 +329,10 @@ def test_failures_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     message.read_readiness.is_ready = True
     found = status_of(message)
     print_sections(found)
-    told = "writes fail: no quorum for 62 s: 1 of 3 answers"
-    assert told in capsys.readouterr().out.split("Writes", maxsplit=1)[0]
+    reported = "writes fail: no quorum for 62 s: 1 of 3 answers"
+    assert reported in capsys.readouterr().out.split("Writes", maxsplit=1)[0]
     text = drawn(Observed("here:1", None, found))
-    assert f"here:1: {told}" in text
+    assert f"here:1: {reported}" in text
     assert "writes fail" in text.splitlines()[1]
 
 

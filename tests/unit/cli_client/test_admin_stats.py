@@ -17,7 +17,7 @@ from tests.unit.cli_client.conftest import Run
 HOUR_MS = 3_600_000
 
 
-def told(
+def reported(
     *processes: admin_pb2.ProcessRequests, url: str = "s3://bucket", **fields: Any
 ) -> admin_pb2.StatsReply:
     return admin_pb2.StatsReply(url=url, processes=processes, **fields)
@@ -48,7 +48,7 @@ async def test_rates_prices_and_totals(server: DictServer, run: Run) -> None:
     """Rates use the uptime of each process, with totals by kind and over all."""
     writer = process("writer", HOUR_MS, write=6_000, list=60)
     collector = process("collector", HOUR_MS // 2, list=30, read=3_000)
-    server.state.stats.append(told(writer, collector))
+    server.state.stats.append(reported(writer, collector))
     assert rows(await run(stats, "--format", "json")) == {
         ("writer", "write"): (6_000, 100.0, 21.6),
         ("writer", "list"): (60, 1.0, 0.216),
@@ -63,7 +63,7 @@ async def test_rates_prices_and_totals(server: DictServer, run: Run) -> None:
 
 async def test_a_price_that_is_not_known_is_no_zero(server: DictServer, run: Run) -> None:
     """A missing price makes sums unknown, and can be given as a flag."""
-    own = told(process("writer", HOUR_MS, write=60, read=60), endpoint="localhost:9000")
+    own = reported(process("writer", HOUR_MS, write=60, read=60), endpoint="localhost:9000")
     server.state.stats.extend([own, own, own])
     unknown = rows(await run(stats, "--format", "json"))
     assert [usd for _, _, usd in unknown.values()] == [None] * 5
@@ -77,8 +77,8 @@ async def test_an_interval_shows_what_was_sent_in_it(server: DictServer, run: Ru
     """An interval shows the differences of requests and of uptimes."""
     server.state.stats.extend(
         [
-            told(process("writer", HOUR_MS, write=1_000)),
-            told(process("writer", HOUR_MS + 2_000, write=1_010)),
+            reported(process("writer", HOUR_MS, write=1_000)),
+            reported(process("writer", HOUR_MS + 2_000, write=1_010)),
         ]
     )
     found = rows(await run(stats, "--format", "json", "--interval-s", "1"))
@@ -87,8 +87,10 @@ async def test_an_interval_shows_what_was_sent_in_it(server: DictServer, run: Ru
 
 def test_a_process_that_begins_in_between_counts_whole() -> None:
     """A restarted or new process counts since its start."""
-    before = stats_of(told(process("writer", 9_000, write=50)))
-    after = stats_of(told(process("writer", 6_000, write=5), process("compactor", 3_000, list=1)))
+    before = stats_of(reported(process("writer", 9_000, write=50)))
+    after = stats_of(
+        reported(process("writer", 6_000, write=5), process("compactor", 3_000, list=1))
+    )
     found = {(rate.process, rate.kind): rate for rate in between(before, after)}
     assert found["writer", "write"].requests == 5
     assert found["writer", "write"].per_minute == {"write": 50.0}
@@ -97,7 +99,9 @@ def test_a_process_that_begins_in_between_counts_whole() -> None:
 
 async def test_a_short_uptime_is_remarked_on(server: DictServer, run: Run) -> None:
     """A short uptime is remarked on; without any requests there is no error."""
-    server.state.stats.extend([told(process("writer", 5_000)), told(process("writer", HOUR_MS))])
+    server.state.stats.extend(
+        [reported(process("writer", 5_000)), reported(process("writer", HOUR_MS))]
+    )
     young = await run(stats, "--format", "json")
     assert rows(young) == {("all", "all"): (0, 0, 0)}
     assert "5 seconds" in young.stderr

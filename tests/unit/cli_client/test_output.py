@@ -44,17 +44,17 @@ def test_the_bar_shows_rows_bytes_and_rates(
     """The bar counts rows and bytes; `rows_progress` shows it only on a terminal, for files."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    told = RowsWritten(rows=1_234, bytes=5 << 20)
-    with rows_bar(told):
+    reported = RowsWritten(rows=1_234, bytes=5 << 20)
+    with rows_bar(reported):
         pass
     drawn = capsys.readouterr().err
     assert "1,234 rows, 5.0 MiB, " in drawn
     assert "rows/s" in drawn
-    with rows_progress(told, to_file=True):
+    with rows_progress(reported, to_file=True):
         pass
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with rows_progress(told, to_file=True):
+    with rows_progress(reported, to_file=True):
         pass
     assert "1,234 rows" in capsys.readouterr().err
 

@@ -60,8 +60,8 @@ def test_the_exit_code_is_that_of_shalekv(tmp_path: Path, code: ExitCode) -> Non
         _, log = process.communicate(timeout=WAIT_S)
     if code is ExitCode.FENCED:
         assert process.returncode == 0
-        told = "this container stays down: another writer, or compactor, has taken over"
-        assert log.startswith(told)
+        reported = "this container stays down: another writer, or compactor, has taken over"
+        assert log.startswith(reported)
     else:
         assert (process.returncode, log) == (code, "")
 
@@ -80,5 +80,5 @@ def test_a_signal_reaches_shalekv(tmp_path: Path, number: signal.Signals) -> Non
         assert process.stdout is not None
         assert process.stdout.readline() == "serving ['serve', '--insecure']\n"
         process.send_signal(number)
-        told, _ = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, told) == (0, "stopping\n")
+        reported, _ = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, reported) == (0, "stopping\n")

@@ -354,9 +354,9 @@ async def test_watch_catches_up_although_commits_never_pause(
                 await asyncio.sleep(0)
                 assert reads <= READS_MAX
             await put()
-            told = [await client.commit() for _ in range(puts)]
-        values = [commit.changes[0].entry.value for commit in told]
+            reported = [await client.commit() for _ in range(puts)]
+        values = [commit.changes[0].entry.value for commit in reported]
         assert values == [b"%d" % number for number in range(puts)]
         if wants_previous:
-            before = [commit.changes[0].previous.value for commit in told]
+            before = [commit.changes[0].previous.value for commit in reported]
             assert before == [b"", *values[:-1]]

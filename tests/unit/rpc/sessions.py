@@ -93,7 +93,7 @@ async def served_writer(
         serving_of(writer.kv, limits=limits) as it,
     ):
         yield it, writer
-        writer.store.let_go()
+        writer.store.release_all()
 
 
 class DrivenSession:

@@ -175,9 +175,9 @@ def test_a_duration_counts_in_the_bucket_of_its_power_of_two(duration_us: int, b
     """Bucket i counts durations of 2^i to 2^(i+1) us; the ends have no lower or upper bound."""
     count = MethodCount("KV.Get")
     count.add(duration_us * 1_000 + 999, has_failed=False)
-    told = count.status()
-    assert (told.calls, told.failures, told.total_us) == (1, 0, duration_us)
-    assert [*told.histogram_us] == [0] * bucket + [1]
+    reported = count.status()
+    assert (reported.calls, reported.failures, reported.total_us) == (1, 0, duration_us)
+    assert [*reported.histogram_us] == [0] * bucket + [1]
     assert len(count.histogram) == BUCKET_COUNT
 
 

@@ -117,9 +117,9 @@ async def test_an_idle_writer_is_notified(tmp_path: Path) -> None:
         await new.greet()
         assert isinstance(await new.vote(), Vote)
         async with asyncio.timeout(DEADLINE_S):
-            told = await old.link.receive()
-        assert isinstance(told, Refusal)
-        assert told.promise == SECOND
+            refusal = await old.link.receive()
+        assert isinstance(refusal, Refusal)
+        assert refusal.promise == SECOND
 
 
 async def test_end_of_the_stream(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ async def test_client_that_goes_away_is_cleaned_up(
                 session.call.cancel()
                 await ended(it)
         await ended(it)
-        writer.store.let_go()
+        writer.store.release_all()
         assert list((await other).counters) == [1]
         for key in (b"a", b"c", b"n", b"t"):
             assert (await writer.get(key)).found
@@ -123,7 +123,7 @@ async def test_queued_write_of_a_client_that_has_gone_is_dropped(
         session.call.cancel()
         await ended(it)
         assert writer.engine.admission.waiting_bytes == 0
-        writer.store.let_go()
+        writer.store.release_all()
         assert (await writer.put(b"b")).header.seq == 2
         assert not (await writer.get(b"a")).found
 

@@ -60,7 +60,7 @@ async def test_unanswered_operations_stop_the_reading(at_once: int) -> None:
             assert begun == MAX_BYTES // held_by(requests[5]) + 1
             if at_once == 1:
                 assert session.read_count == begun
-            writer.store.let_go()
+            writer.store.release_all()
             assert len(await session.rest()) == 100
             assert session.session.held_bytes == 0
 

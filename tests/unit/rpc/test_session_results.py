@@ -80,7 +80,7 @@ async def test_puts_of_one_key_take_effect_as_they_were_sent(at_once: int, size_
         for first in range(0, count, at_once):
             session.send(*operations(*requests[first : first + at_once], first_id=first))
         await quiesce()
-        writer.store.let_go()
+        writer.store.release_all()
         found = await session.rest()
         assert [found[number].put.header.seq for number in range(count)] == list(range(2, 32))
         assert (await writer.get(b"a")).value.startswith(b"0029")
@@ -95,7 +95,7 @@ async def test_small_put_does_not_slip_past_a_large_one() -> None:
         session.send(operation(1, large), operation(2, small))
         await quiesce()
         assert writer.engine.admission.waiting_bytes > MIB
-        writer.store.let_go()
+        writer.store.release_all()
         found = await session.rest()
         assert (found[1].put.header.seq, found[2].put.header.seq) == (2, 3)
 
@@ -111,7 +111,7 @@ UNARY = {
 }
 
 
-def told(failed: Failure) -> kv_pb2.OperationError:
+def operation_error_of(failed: Failure) -> kv_pb2.OperationError:
     assert failed.info is not None
     return kv_pb2.OperationError(
         code=failed.code.value[0],
@@ -140,7 +140,7 @@ async def test_errors_arrive_in_every_way(key: bytes, kind: str) -> None:
             session = SocketSession(it.kv)
             await session.send(operation(1, request), operation(2, kv_pb2.GetRequest(key=b"a")))
             found = await session.rest()
-        wanted, error = told(failed), found[1].error
+        wanted, error = operation_error_of(failed), found[1].error
         if "error_id" in wanted.metadata:  # each accident has its own
             ids = [wanted.metadata["error_id"], error.metadata["error_id"]]
             assert [line["error_id"] for line in lines] == ids

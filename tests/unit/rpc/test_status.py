@@ -97,11 +97,11 @@ def test_every_error_has_its_reason(kind: type[errors.ShaleError]) -> None:
 def test_operation_gets_the_error_of_a_call(kind: type[errors.ShaleError]) -> None:
     """The error of an operation has code, message, reason, metadata and advice of the status."""
     status = status_of(_example(kind), error_id="abc")
-    told = operation_error(status)
+    reported = operation_error(status)
     info = _info(status)
-    assert (told.code, told.message) == (status.code, status.message)
-    assert (told.reason, told.metadata) == (info.reason, info.metadata)
-    assert told.retry_delay_ms == (2_500 if issubclass(kind, errors.Overloaded) else 0)
+    assert (reported.code, reported.message) == (status.code, status.message)
+    assert (reported.reason, reported.metadata) == (info.reason, info.metadata)
+    assert reported.retry_delay_ms == (2_500 if issubclass(kind, errors.Overloaded) else 0)
 
 
 def test_unavailable_means_not_applied() -> None:

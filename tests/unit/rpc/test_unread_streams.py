@@ -85,12 +85,12 @@ async def test_a_client_that_reads_on_gets_the_error() -> None:
     async with stalled_scan(60_000) as (it, call):
         end(it)
         await asyncio.wait_for(it.service.scan_closed.wait(), 30)
-        told = await failure_of_stream(call)
-        assert told is not None
-        assert told.code is grpc.StatusCode.ABORTED
-        assert told.info is not None
-        assert told.info.reason == "STREAM_TOO_SLOW"
-        assert told.message == str(ERROR)
+        failure = await failure_of_stream(call)
+        assert failure is not None
+        assert failure.code is grpc.StatusCode.ABORTED
+        assert failure.info is not None
+        assert failure.info.reason == "STREAM_TOO_SLOW"
+        assert failure.message == str(ERROR)
 
 
 @pytest.mark.parametrize("read_count", [0, 1])
@@ -102,9 +102,9 @@ async def test_a_stream_that_stays_unread_is_reset(read_count: int) -> None:
         end(it)
         await asyncio.wait_for(it.service.scan_closed.wait(), 30)
         await until(lambda: not is_held(), "grpc.aio lets go of the call")
-        told = await failure_of_stream(call)
-        assert told is not None
-        assert (told.code, told.info) == (grpc.StatusCode.CANCELLED, None)
+        failure = await failure_of_stream(call)
+        assert failure is not None
+        assert (failure.code, failure.info) == (grpc.StatusCode.CANCELLED, None)
         assert (await it.kv.Get(kv_pb2.GetRequest(key=b"k"))).found
 
 
@@ -184,7 +184,9 @@ async def test_a_session_that_was_ended_gets_the_error() -> None:
             await late.take(count)
         for session in silent:
             await session.call.done_writing()
-        told = [await failure_of_stream(session.call) for session in silent]
-        reasons = [each.info.reason for each in told if each is not None and each.info is not None]
+        failure = [await failure_of_stream(session.call) for session in silent]
+        reasons = [
+            each.info.reason for each in failure if each is not None and each.info is not None
+        ]
         assert 0 < len(reasons) < len(silent)
         assert set(reasons) == {"STREAM_TOO_SLOW"}

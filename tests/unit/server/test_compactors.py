@@ -157,8 +157,8 @@ async def test_databases_that_fail_do_not_hold_up_the_others() -> None:
             for database in (one, two):
                 await database.write([put(b"later")])
             await until_compacted(one, two, within_s=30)
-    told = [line for line in lines if line["event"] == "compactor ended by an error"]
-    reasons = {(line["url"], line["reason"]) for line in told}
+    lines_of_ends = [line for line in lines if line["event"] == "compactor ended by an error"]
+    reasons = {(line["url"], line["reason"]) for line in lines_of_ends}
     assert {url for url, _ in reasons} == {
         "memory://damaged",
         "memory://missing",
@@ -166,7 +166,7 @@ async def test_databases_that_fail_do_not_hold_up_the_others() -> None:
     }
     assert ("memory://missing", "DATABASE_NOT_FOUND") in reasons
     assert ("memory://silent", "STORE_UNAVAILABLE") in reasons
-    of_missing = [line for line in told if line["url"] == "memory://missing"]
+    of_missing = [line for line in lines_of_ends if line["url"] == "memory://missing"]
     assert 8 <= len(of_missing) <= 16  # waits of 1, 2, 4 .. 60 s, each of them half as long or more
 
 

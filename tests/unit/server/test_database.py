@@ -159,7 +159,7 @@ async def test_room_is_made_again_for_a_creation_that_was_slow(dies: bool) -> No
         await asyncio.wait([creating])
         await complete(database, nodes)
     else:
-        store.let_go()
+        store.release_all()
         await creating
     manifest = await database.manifest()
     logs = [node.log(manifest.database_id) for node in nodes]

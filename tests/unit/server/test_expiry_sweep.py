@@ -22,7 +22,7 @@ from tests.kit.serving.roles import (
     pairs,
     serving,
 )
-from tests.kit.serving.sweeping import BY_HAND, TTL_MS, check_log, compact, logged, told
+from tests.kit.serving.sweeping import BY_HAND, TTL_MS, check_log, compact, expiries, logged
 from tests.kit.states import counter
 from tests.kit.virtual_time import virtual_time, with_simulation
 from tests.sim.simulation import Simulation
@@ -45,13 +45,13 @@ async def test_expired_value_is_swept_once() -> None:
         await writer.put(b"b")
         writer.pass_ms(TTL_MS - 1)
         await sweep(writer)
-        assert await told(database) == []
+        assert await expiries(database) == []
         assert (await writer.get(b"a")).found
         writer.pass_ms(1 + SECOND_MS)
         before = [await writer.get(b"a"), pairs(await writer.scan())]
         for _ in range(3):
             await sweep(writer)
-        assert await told(database) == [(b"a", now_ms + TTL_MS)]
+        assert await expiries(database) == [(b"a", now_ms + TTL_MS)]
         assert before[1] == pairs(await writer.scan()) == [(b"b", b"v")]
         assert not (await writer.get(b"a")).found
         assert writer.engine.expiry.expired_count == 1
@@ -71,10 +71,10 @@ async def test_replaced_values_are_not_swept() -> None:
         await writer.put(b"renewed", ttl_ms=3 * TTL_MS)
         writer.pass_ms(TTL_MS + SECOND_MS)
         await sweep(writer)
-        assert [key for key, _ in await told(database)] == [b"counted"]
+        assert [key for key, _ in await expiries(database)] == [b"counted"]
         writer.pass_ms(2 * TTL_MS)
         await sweep(writer)
-        assert [key for key, _ in await told(database)] == [b"counted", b"renewed"]
+        assert [key for key, _ in await expiries(database)] == [b"counted", b"renewed"]
         check_log(await logged(database))
 
 
@@ -92,10 +92,10 @@ async def test_write_that_comes_first_is_not_taken_away() -> None:
         sweeping = asyncio.ensure_future(writer.engine.expiry.sweep())
         await quiesce()
         assert not sweeping.done()
-        writer.store.let_go()
+        writer.store.release_all()
         await asyncio.gather(put_again, sweeping)
         assert pairs(await writer.scan()) == [(b"a", b"new")]
-        assert [key for key, _ in await told(database)] == [b"b"]
+        assert [key for key, _ in await expiries(database)] == [b"b"]
 
 
 @virtual_time(seed=1)
@@ -111,13 +111,13 @@ async def test_delete_that_lands_ahead_of_its_turn_counts() -> None:
         await deleting
         first.release()
         await putting
-        writer.store.let_go()
+        writer.store.release_all()
         await compact(database)
         await follow(writer)
         await forgotten(writer)
         writer.pass_ms(TTL_MS + SECOND_MS)
         await sweep(writer)
-        assert await told(database) == []
+        assert await expiries(database) == []
 
 
 @virtual_time(seed=1)
@@ -133,7 +133,7 @@ async def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
         await forgotten(writer)
         writer.pass_ms(TTL_MS + SECOND_MS)
         await sweep(writer)
-        assert [key for key, _ in await told(database)] == [b"b1"]
+        assert [key for key, _ in await expiries(database)] == [b"b1"]
 
 
 @virtual_time(seed=1)
@@ -152,9 +152,9 @@ async def test_untracked_values_are_found_in_the_levels(monkeypatch: pytest.Monk
         assert writer.engine.levels.ssts.counters == before
         writer.pass_ms(TTL_MS + SECOND_MS)
         await writer.engine.expiry.sweep()
-        assert 0 < len(await told(database)) < 6
+        assert 0 < len(await expiries(database)) < 6
         await writer.engine.expiry.scan()
-        assert sorted(key for key, _ in await told(database)) == sorted(expected)
+        assert sorted(key for key, _ in await expiries(database)) == sorted(expected)
 
 
 @virtual_time(seed=1)
@@ -170,7 +170,7 @@ async def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() ->
                 await compact(database, expired_value_kept_s=kept_s)
         async with serving(database, **BY_HAND) as writer:
             await sweep(writer)
-            assert [key for key, _ in await told(database)] == expected
+            assert [key for key, _ in await expiries(database)] == expected
 
 
 @with_simulation(seed=1)
@@ -184,7 +184,7 @@ async def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires(sim: S
         assert len(await database.wal()) == objects
         writer.pass_ms(TTL_MS + SECOND_MS)
         await sim.sleep_ms(1_100)
-        assert [key for key, _ in await told(database)] == [b"a"]
+        assert [key for key, _ in await expiries(database)] == [b"a"]
         await sim.sleep_ms(60_000)
         assert len(await database.wal()) == objects + 1
 

@@ -176,7 +176,7 @@ async def test_key_dropped_from_memory_during_admission_is_not_absent(
         await forgotten(writer)
         held.release()
         await large
-        writer.store.let_go()
+        writer.store.release_all()
         check_stale(kind, await transacted, seq=1)
 
 
@@ -353,7 +353,7 @@ async def displaced(database: Database, writer: Serving, *later: kv_pb2.Change) 
         writer.pass_ms(2 * FLAG_TTL_MS)
         upload.release()
         await quiesce()
-        writer.store.let_go()
+        writer.store.release_all()
     assert not going.result().succeeded
     return behind.result()
 

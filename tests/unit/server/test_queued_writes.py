@@ -60,7 +60,7 @@ async def test_no_write_overtakes_one_that_is_being_admitted(steps: int, is_task
     async with serving(queued_bytes_max=MIB) as writer:
         full(writer)
         first = await waits(writer, kv_pb2.PutRequest(key=b"a", value=b"1"))
-        writer.store.let_go()
+        writer.store.release_all()
         for _ in range(steps):
             await asyncio.sleep(0)
         request = kv_pb2.PutRequest(key=b"a", value=b"2")
@@ -76,7 +76,7 @@ async def test_queued_copies_are_applied_once(request_: Any) -> None:
     async with serving(queued_bytes_max=MIB) as writer:
         full(writer)
         copies = [await waits(writer, request_) for _ in range(4)]
-        writer.store.let_go()
+        writer.store.release_all()
         first, *others = await asyncio.gather(*copies)
         assert first.header.seq == 2
         assert others == [first] * 3
@@ -97,7 +97,7 @@ async def test_queued_copy_finds_what_landed_meanwhile() -> None:
         assert (await first).header.seq == 2
         await writer.store.arrived(3)
         assert not copy.done()
-        writer.store.let_go()
+        writer.store.release_all()
         await second
         assert await copy == await first
         assert (await writer.get(b"n")).value == counter(1)
@@ -112,7 +112,7 @@ async def test_time_in_the_queue_is_bounded() -> None:
         for refused in await asyncio.gather(*copies, return_exceptions=True):
             assert isinstance(refused, QueueFull)
             assert refused.retry_after_ms == RETRY_AFTER_MS
-        writer.store.let_go()
+        writer.store.release_all()
         await writer.put(b"b")
         assert (await writer.ask(COUNT_UP)).header.seq == 3
         assert (await writer.get(b"n")).value == counter(1)
@@ -129,7 +129,7 @@ async def test_closing_refuses_queued_writes() -> None:
         with pytest.raises(Stopping):
             await waiting
         copy = asyncio.ensure_future(writer.begin(COUNT_UP))
-        writer.store.let_go()
+        writer.store.release_all()
         first, second = await asyncio.gather(*ordered)
         assert first == second == await copy
         assert await writer.ask(COUNT_UP) == first
@@ -145,14 +145,14 @@ async def test_key_of_a_write_refused_while_being_admitted_is_free(steps: int) -
         full(writer)
         first = asyncio.create_task(ask_or_refusal(writer, COUNT_UP))
         await quiesce()
-        writer.store.let_go()
+        writer.store.release_all()
         for _ in range(steps):
             await asyncio.sleep(0)
         writer.engine.close()
         async with asyncio.timeout(10):
-            told = await first
+            reply = await first
             copied = await ask_or_refusal(writer, COUNT_UP)
-        assert copied == told or (isinstance(copied, Stopping) and isinstance(told, Stopping))
+        assert copied == reply or (isinstance(copied, Stopping) and isinstance(reply, Stopping))
 
 
 @pytest.mark.parametrize("steps", range(25))
@@ -166,14 +166,14 @@ async def test_cancelled_calls_affect_no_others(request_: Any, steps: int) -> No
         first = await waits(writer, request_)
         other = await waits(writer, kv_pb2.PutRequest(key=b"b"))
         copy = await waits(writer, request_)
-        writer.store.let_go()
+        writer.store.release_all()
         for _ in range(steps):
             await asyncio.sleep(0)
         first.cancel()
         assert (await other).header.wal_id > 0
-        told = await copy
-        assert await writer.ask(request_) == told
-        assert first.cancelled() or first.result() == told
+        reply = await copy
+        assert await writer.ask(request_) == reply
+        assert first.cancelled() or first.result() == reply
         assert (await writer.get(b"n")).value == counter(1)
         writer.check_idle()
         assert len(writer.engine.log.pending_writes) == 0
@@ -186,7 +186,7 @@ async def test_cancelled_request_leaves_its_key_free(steps: int) -> None:
     async with serving(queued_bytes_max=MIB) as writer:
         full(writer)
         first = await waits(writer, COUNT_UP)
-        writer.store.let_go()
+        writer.store.release_all()
         for _ in range(steps):
             await asyncio.sleep(0)
         first.cancel()
@@ -210,8 +210,8 @@ async def test_all_copies_of_a_lost_request_fail() -> None:
     writer.store.is_holding = True
     copies = [asyncio.ensure_future(writer.begin(COUNT_UP)) for _ in range(3)]
     (await writer.store.arrived(1)).break_disk()
-    told = await asyncio.gather(*copies, return_exceptions=True)
-    assert {type(each) for each in told} == {OutcomeUnknown}
+    reply = await asyncio.gather(*copies, return_exceptions=True)
+    assert {type(each) for each in reply} == {OutcomeUnknown}
     with pytest.raises(StoreBroken):
         await running
     assert len(writer.engine.idempotency) == 0

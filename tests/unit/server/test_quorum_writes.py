@@ -51,9 +51,9 @@ class QuorumServing(Calls):
         for address in ("n1:1", "n2:1"):
             self.database.nodes[address].hold()
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         for node in self.database.nodes:
-            node.let_go()
+            node.release_all()
 
     def may_archive(self, *, is_allowed: bool) -> None:
         for kept in self.database.logs():
@@ -69,7 +69,7 @@ async def quorum_serving(**quorum: Any) -> AsyncIterator[QuorumServing]:
         try:
             yield serving
         finally:
-            serving.let_go()
+            serving.release_all()
             serving.may_archive(is_allowed=True)
     assert writing.ended_by is None
     assert writing.engine.admission.queued_bytes == 0
@@ -86,14 +86,14 @@ ARCHIVED = kv_pb2.DURABILITY_ARCHIVED
 async def test_reply_reports_its_durability() -> None:
     """The reply of a durable write reports QUORUM, that of a MEMORY write MEMORY."""
     async with quorum_serving() as writer:
-        for asked, told in (
+        for asked, expected in (
             (kv_pb2.DURABILITY_UNSPECIFIED, QUORUM),
             (DURABLE, QUORUM),
             (QUORUM, QUORUM),
             (ARCHIVED, ARCHIVED),
         ):
             reply = await writer.put(b"a", durability=asked)
-            assert (reply.durability, reply.header.HasField("wal_id")) == (told, True)
+            assert (reply.durability, reply.header.HasField("wal_id")) == (expected, True)
         reply = await writer.put(b"a", durability=MEMORY)
         assert (reply.durability, reply.header.HasField("wal_id")) == (MEMORY, False)
         reply = await writer.put(b"b", precondition=absent(), durability=MEMORY)
@@ -149,7 +149,7 @@ async def test_without_a_majority_writes_end_and_are_refused() -> None:
         assert (await writer.get(b"a")).value == b"1"
         assert not (await writer.get(b"k0")).found
         assert writer.engine.admission.queued_bytes > 0
-        writer.let_go()
+        writer.release_all()
         await until(lambda: writer.engine.admission.queued_bytes == 0)
         assert [(await writer.get(each.key)).value for each in requests] == [b"2"] * 5
         await writer.put(b"b")
@@ -164,7 +164,7 @@ async def test_key_of_an_unknown_write_is_remembered() -> None:
         for _ in range(2):
             with pytest.raises(OutcomeUnknown):
                 await writer.ask(request)
-        writer.let_go()
+        writer.release_all()
         await until(lambda: writer.engine.admission.queued_bytes == 0)
         reply = await writer.ask(request)
         assert (reply.header.seq, reply.durability) == (1, QUORUM)

@@ -133,7 +133,7 @@ async def test_copies_of_a_refused_request_are_refused_alike() -> None:
         await writer.put(b"a", durability=MEMORY)
         request = keyed(kv_pb2.PutRequest(key=b"a", precondition=absent()))
         copies = [asyncio.ensure_future(writer.begin(request)) for _ in range(3)]
-        writer.store.let_go()
+        writer.store.release_all()
         refused = await asyncio.gather(*copies, return_exceptions=True)
         assert {type(each) for each in refused} == {ConditionFailed}
         await writer.delete(b"a")
@@ -151,7 +151,7 @@ async def test_repeat_from_memory_is_answered_at_once() -> None:
         assert isinstance(first, kv_pb2.PutReply)
         assert isinstance(again, kv_pb2.PutReply)
         same(first, again)
-        writer.store.let_go()
+        writer.store.release_all()
         await writer.put(b"b")
         later = await writer.ask(request)
         assert (later.header.seq, later.header.wal_id) == (1, 1)

@@ -102,8 +102,8 @@ async def test_a_stream_goes_on_behind_ids_that_were_left_out() -> None:
     await database.put(b"c")
     ends += (await batches(query, ALL, ends[-1]))[1:]
     assert [each.wal_id for each in ends] == [0, 1, 3, 11]
-    told = [await database.rows(query, *pair) for pair in pairwise(ends)]
-    assert [row["key"] for rows in told for row in rows] == [b"a", b"b", b"c"]
+    reported = [await database.rows(query, *pair) for pair in pairwise(ends)]
+    assert [row["key"] for rows in reported for row in rows] == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("looked_into", [1, 256])

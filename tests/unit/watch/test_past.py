@@ -128,7 +128,7 @@ async def test_commit_after_a_gap_is_reported_when_the_gap_is_filled() -> None:
         late.create()
         # A commit that is acknowledged and not yet reported is reported to the new watch.
         assert await late.opened() == 1
-        store.let_go()
+        store.release_all()
         await first
         commits = [await taken, await client.commit()]
         assert [each.changes[0].entry.value for each in commits] == [b"first", b"second"]
@@ -163,7 +163,7 @@ async def test_displaced_commits_are_reported_under_their_final_numbers(seed: in
             await quiesce()
             if store.waiting:
                 random.choice(store.waiting).release()
-        store.let_go()
+        store.release_all()
         last_seq = max(write.result().header.seq for write in writes)
         assert reported(await client.until(last_seq)) == await expected_commits(database, ALL)
 

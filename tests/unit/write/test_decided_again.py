@@ -88,7 +88,7 @@ async def test_refusal_becomes_a_write(meets_fence_first: bool) -> None:  # noqa
         deleted = log.transact(Delete(b"a"), compares=PRESENT)
         other = await behind(log, b"a", b"other")
         await displaced(log, first=meets_fence_first)
-        log.store.let_go()
+        log.store.release_all()
         receipts = [await each.receipt() for each in (other, shares, deleted)]
         assert receipts == sorted(receipts, key=lambda receipt: receipt.seq)
         assert newest_of(log) == [(b"x", b"1")]
@@ -123,7 +123,7 @@ async def test_queue_is_decided_again_in_its_order() -> None:
         wins = log.transact(Put(b"a", b"first"), compares=ABSENT)
         loses = log.transact(Put(b"a", b"second"), compares=ABSENT)
         await displaced(log, first=True)
-        log.store.let_go()
+        log.store.release_all()
         assert [await each.results() for each in counted] == [[41], [42], [43], [44]]
         assert await wins.results() == [None]
         assert isinstance(await loses.refusal(), ConditionFailed)
@@ -141,7 +141,7 @@ async def test_condition_on_the_number_of_a_lost_slot_fails() -> None:
         assert swap.commit.decision.refusal is None
         log.store.held[0].release()
         await quiesce()
-        log.store.let_go()
+        log.store.release_all()
         refusal = await swap.refusal()
         assert isinstance(refusal, ConditionFailed)
         assert refusal.found_seq == (await shown.receipt()).seq > 100
@@ -165,10 +165,10 @@ async def test_displaced_request_is_remembered_at_its_last_place() -> None:
     """
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
-        told = log.transact(Add(b"n", 1), claim=claim_of(b"k"))
+        settlement = log.transact(Add(b"n", 1), claim=claim_of(b"k"))
         await behind(log, b"n", counter(40))
-        log.store.let_go()
-        receipt = await told.receipt()
+        log.store.release_all()
+        receipt = await settlement.receipt()
         (entry,) = log.contents_of(12).records
         assert entry == receipt.record
         record = decode_record("", entry.value)
@@ -184,7 +184,7 @@ async def test_request_that_loses_its_slot_and_its_condition_leaves_no_record() 
         mine = log.transact(Put(b"a", b"mine"), compares=ABSENT, claim=claim_of(b"k"))
         await behind(log, b"a", b"other")
         log.store.held[1].release()
-        log.store.let_go()
+        log.store.release_all()
         assert isinstance(await mine.refusal(), ConditionFailed)
         assert (await shares.receipt()).wal_id == 12
         contents = log.contents_of(12)

@@ -148,7 +148,7 @@ async def test_views_are_of_one_moment() -> None:
     viewing = asyncio.create_task(running.engine.newest_view())
     await asyncio.sleep(0)
     running.write(b"d")
-    running.store.let_go()
+    running.store.release_all()
     view = await viewing
     assert [key for key, _ in read(view)] == [b"a", b"b", b"c"]
     assert view.seq == 3
@@ -171,6 +171,6 @@ async def test_reads_of_the_newest_do_not_stall_others() -> None:
         await asyncio.sleep(0)
     assert steps >= 5
     assert len(read(viewing.result())) == 10_001
-    running.store.let_go()
+    running.store.release_all()
     running.engine.close()
     await running.task

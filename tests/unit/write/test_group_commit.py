@@ -156,7 +156,7 @@ async def test_displaced_groups_keep_their_order(first_to_fail: int) -> None:
         log.store.held[first_to_fail].release()
         log.store.held[1 - first_to_fail].release()
         await quiesce()
-        log.store.let_go()
+        log.store.release_all()
         receipts = [await write.receipt() for write in log.writes]
         assert receipts == sorted(receipts, key=lambda receipt: receipt.seq)
         assert read(log.memtable.view(receipts[-1].seq, receipts[-1].wal_id)) == [(b"a", b"3")]

@@ -140,18 +140,18 @@ async def test_a_landed_commit_is_released() -> None:
     async with running(RunningLog()) as log:
         read_set = ReadSet(VersionToken())
         token = weakref.ref(read_set.token)
-        told = Settlement()
+        settlement = Settlement()
         assert log.admission.try_admit(TRANSACTION_BYTES)
         log.log.transact(
             Transaction([Put(b"a", b"1")]),
-            told.settle,
+            settlement.settle,
             size_bytes=TRANSACTION_BYTES,
             read_set=read_set,
         )
         del read_set
-        log.writes.append(told)
+        log.writes.append(settlement)
         (await log.store.arrived(1)).release()
-        await told.receipt()
+        await settlement.receipt()
         log.store.held.clear()
         await quiesce()
         assert token() is None
@@ -162,12 +162,14 @@ async def test_a_kept_refusal_releases_its_read_set() -> None:
     async with running(RunningLog()) as log:
         read_set = ReadSet(VersionToken())
         token = weakref.ref(read_set.token)
-        told = Settlement()
+        settlement = Settlement()
         assert log.admission.try_admit(TRANSACTION_BYTES)
         no_counter = Transaction([Put(b"a", b"1"), Add(b"a", 1)])
-        log.log.transact(no_counter, told.settle, size_bytes=TRANSACTION_BYTES, read_set=read_set)
+        log.log.transact(
+            no_counter, settlement.settle, size_bytes=TRANSACTION_BYTES, read_set=read_set
+        )
         del read_set
-        refusal = await told.refusal()
+        refusal = await settlement.refusal()
         await quiesce()
         assert isinstance(refusal, NotACounter)
         assert token() is None

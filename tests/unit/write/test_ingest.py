@@ -69,8 +69,8 @@ async def test_a_large_batch_becomes_files_and_one_record() -> None:
     """A large batch has one sequence number, and its files were pending before they existed."""
     database = await Database.created()
     async with loading(database) as writer:
-        told = await writer.write(BATCH)
-        receipt = await told.receipt()
+        settlement = await writer.write(BATCH)
+        receipt = await settlement.receipt()
         assert writer.admission.queued_bytes == 0
         assert len(writer.store.asked("create")) == 1 + 3 + 1  # a manifest, the files, the record
         assert writer.memtable.size_bytes == 0
@@ -270,7 +270,7 @@ class LoadingLog(RunningLog):
     def __init__(self, *, k: int = 1, flush_bytes: int = 1) -> None:
         super().__init__(k=k, flush_bytes=flush_bytes)
         self.landed: list[CommittedLoad] = []
-        self.told_before_landing = 0
+        self.settled_before_landing = 0
 
     def publish(self, group: Group) -> None:
         super().publish(group)
@@ -278,21 +278,21 @@ class LoadingLog(RunningLog):
             self._land(group.load)
 
     def _land(self, landed: CommittedLoad) -> None:
-        self.told_before_landing += sum(bool(write.outcomes) for write in self.writes[-1:])
+        self.settled_before_landing += sum(bool(write.outcomes) for write in self.writes[-1:])
         assert self.watermark.seq == landed.seq
         assert self.watermark.is_whole
         self.landed.append(landed)
 
     def ingest(self, pending: PendingLoad, *, claim: Claim | None = None) -> Settlement:
-        told = Settlement()
+        settlement = Settlement()
         assert self.admission.try_admit(LOAD_BYTES + (0 if claim is None else RECORD_BYTES))
         self.log.submit(
             Commit.of_load(
-                pending, self.log.next_seq, told.settle, size_bytes=LOAD_BYTES, claim=claim
+                pending, self.log.next_seq, settlement.settle, size_bytes=LOAD_BYTES, claim=claim
             )
         )
-        self.writes.append(told)
-        return told
+        self.writes.append(settlement)
+        return settlement
 
     def sst(self, wal_id: int) -> Sst:
         name = names.wal_name(wal_id)
@@ -305,7 +305,7 @@ async def test_a_load_is_alone(k: int) -> None:
     log = LoadingLog(k=k)
     async with running(log):
         before = [log.write(b"a%d" % n) for n in range(3)]
-        told = log.ingest(load_of(info(0)))
+        settlement = log.ingest(load_of(info(0)))
         after = [log.write(b"b%d" % n) for n in range(3)]
         assert log.log.pending_writes.is_loading
         await quiesce()
@@ -321,14 +321,14 @@ async def test_a_load_is_alone(k: int) -> None:
         await quiesce()
         assert not waiting.done()
         held.release()
-        receipt = await told.receipt()
+        receipt = await settlement.receipt()
         await waiting
         assert not log.log.pending_writes.is_loading
         assert (receipt.seq, receipt.wal_id) == (103, 13)
         assert log.landed == [CommittedLoad("load-1", load_of(info(0)).ssts, 103, 13)]
-        assert log.told_before_landing == 0
+        assert log.settled_before_landing == 0
         assert not any(write.outcomes for write in after)
-        log.store.let_go()
+        log.store.release_all()
         assert [(await write.receipt()).seq for write in after] == [104, 105, 106]
     sst = log.sst(13)
     [entry] = sst.control_entries()
@@ -341,13 +341,13 @@ async def test_a_displaced_load_gets_another_number(k: int) -> None:
     """A load whose slot a slow opener's fence took has the number of its new place."""
     log = LoadingLog(k=k)
     async with running(log):
-        told = log.ingest(load_of(info(0)))
+        settlement = log.ingest(load_of(info(0)))
         held = await log.store.arrived(1)
         log.write(b"later")
         await log.fill(10, OLDER)
         held.release()
-        log.store.let_go()
-        receipt = await told.receipt()
+        log.store.release_all()
+        receipt = await settlement.receipt()
     assert receipt.wal_id == 11
     [entry] = log.sst(11).control_entries()
     assert entry.seq == receipt.seq == log.landed[0].seq > 100

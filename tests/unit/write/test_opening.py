@@ -80,7 +80,7 @@ async def test_concurrent_open_once_does_not_fence_the_winner() -> None:
     losing = asyncio.create_task(database.open(store, open_once=True))
     await store.arrived(1)
     winner = await database.open(open_once=True)
-    store.let_go()
+    store.release_all()
     with pytest.raises(ManifestVersionExists, match="at here:1 has opened the database in epoch 2"):
         await losing
     assert await is_owner(winner)
@@ -97,7 +97,7 @@ async def test_open_once_ignores_edits_of_a_compactor() -> None:
     await database.edit(lambda m: replace(m, compactor_epoch=m.compactor_epoch + 1))
     late.release()
     await store.arrived(2)
-    store.let_go()
+    store.release_all()
     assert await is_owner(await opening)
 
 
@@ -148,7 +148,7 @@ async def test_fences_in_recycled_slots_do_not_count() -> None:
     stalled.release()  # creates slot 1 a second time
     again = await store.arrived(2)
     assert again.name == names.wal_name(3)
-    store.let_go()
+    store.release_all()
     opened = await opening
     assert (opened.last_wal_id, contents(opened)) == (3, [(b"b", b"2")])
 
@@ -163,7 +163,7 @@ async def test_wal_is_protected_while_it_is_replayed() -> None:
     assert snapshot.manifest_id == (await database.manifest()).manifest_id
     now_s = await database.store.now_ms() // 1_000
     assert snapshot.snapshot_expire_time_s == now_s + OPEN_SNAPSHOT_TTL_S
-    store.let_go()
+    store.release_all()
     opened = await opening
     assert snapshot.id == opened.manifest.own.nonce
     (snapshot,) = (await database.manifest()).snapshots
@@ -254,14 +254,14 @@ async def test_an_opening_ends_although_its_fences_are_merged_at_once(sim: Simul
     assert opened.manifest.current.fence_width == settings.max_parallel_writes
 
 
-async def commit_on(opened: RecoveredLog, told: list[int]) -> None:
+async def commit_on(opened: RecoveredLog, acknowledged: list[int]) -> None:
     """Fill slots until another writer has one; returns what was acknowledged."""
     for number in count():
         wal_id, seq = opened.last_wal_id + 1 + number, opened.first_seq + number
         group = group_of(wal_id, commit_of(seq, put(b"a", b"%d" % seq)))
         if await opened.wal.create(wal_id, group.contents(), position=0) is not None:
             return
-        told.append(seq)
+        acknowledged.append(seq)
 
 
 def opened_at(sim: Simulation, name: str, **settings: int) -> Coroutine[Any, Any, RecoveredLog]:
@@ -280,9 +280,9 @@ async def busy_writer(sim: Simulation, k: int, list_factor: float) -> list[int]:
     sim.store.faults = replace(Faults.none(), list_factor=list_factor)
     sim.store.place_near("old", 5)
     old = await sim.node("old").run(opened_at(sim, "old", max_parallel_writes=k))
-    told: list[int] = []
-    sim.node("old").start(commit_on(old, told))
-    return told
+    acknowledged: list[int] = []
+    sim.node("old").start(commit_on(old, acknowledged))
+    return acknowledged
 
 
 def slots_of(sim: Simulation) -> list[int | None]:
@@ -318,13 +318,13 @@ async def test_a_writer_that_is_faster_than_lists_is_taken_over(
     It fills two slots while we create one and forty while we list. The number of lists of the log
     and the manifest is bounded, also where lists lag.
     """
-    told = await busy_writer(sim, k, list_factor)
+    acknowledged = await busy_writer(sim, k, list_factor)
     store = lists(sim.store_for("new"))
     cas = CasStore(store, sim.runtime_for("new"), StoreSettings())
     async with asyncio.timeout(20):
         new = await sim.node("new").run(open_log(cas, WriterSettings(), address="new"))
     assert store.inner.sent.by_kind[RequestKind.LIST] <= lists_max
-    assert contents(new) == [(b"a", b"%d" % told[-1])]
+    assert contents(new) == [(b"a", b"%d" % acknowledged[-1])]
     assert slots_of(sim) == [*range(new.last_wal_id + 1)]
     assert new.manifest.current.fence_width == 1
 
@@ -340,7 +340,7 @@ async def test_an_opener_that_stops_in_pursuit_of_another_writer_does_no_harm(
     The writer ends when a fence is ahead of it. This holds whichever fence the opener sends last,
     or sends late.
     """
-    told = await busy_writer(sim, 1, list_factor=2.0)
+    acknowledged = await busy_writer(sim, 1, list_factor=2.0)
     ahead = Match("create", "wal/*", node="slow", nth=min(creates, 2))
     aimed = sim.store.hold(ahead)
     gate = sim.store.hold(replace(ahead, nth=max(creates, 3)), times=None)
@@ -356,12 +356,12 @@ async def test_an_opener_that_stops_in_pursuit_of_another_writer_does_no_harm(
         aimed.release()
         gate.release()
     new = await sim.node("new").run(opened_at(sim, "new"))
-    sim.node("new").start(commit_on(new, told))
+    sim.node("new").start(commit_on(new, acknowledged))
     aimed.release()
     gate.release()
     await sim.sleep_ms(50.0)
     sim.crash("new")
     last = await sim.node("last").run(opened_at(sim, "last"))
     (found,) = contents(last)
-    assert int(found[1]) >= told[-1]
+    assert int(found[1]) >= acknowledged[-1]
     assert slots_of(sim) == [*range(last.last_wal_id + 1)]

@@ -22,8 +22,8 @@ from tests.kit.engine.loading_jobs import (
     collect,
     level_names,
     load,
-    look,
     named_files,
+    open_again,
     process,
     rows_of,
     write,
@@ -174,10 +174,13 @@ async def test_order_is_that_of_commits_and_not_of_files() -> None:
     loaded = await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
     assert not loaded.already_applied
     assert loaded.wal_id is not None
-    assert (await look(database)).state == {b"a": (b"1", loaded.seq), b"b": (b"2", loaded.seq)}
+    assert (await open_again(database)).state == {
+        b"a": (b"1", loaded.seq),
+        b"b": (b"2", loaded.seq),
+    }
     later = await write(database, b=b"after")
     assert later > loaded.seq
-    assert (await look(database)).state == {b"a": (b"1", loaded.seq), b"b": (b"after", later)}
+    assert (await open_again(database)).state == {b"a": (b"1", loaded.seq), b"b": (b"after", later)}
 
 
 async def test_a_load_that_was_committed_fences_nobody() -> None:
@@ -211,7 +214,7 @@ async def test_two_that_commit_the_same_load_commit_it_once() -> None:
     await asyncio.gather(commit(), commit(), commit())
     assert len({each.seq for each in outcomes}) == 1
     assert [each.already_applied for each in outcomes].count(False) <= 1
-    assert (await look(database)).loads == [LOAD_ID]
+    assert (await open_again(database)).loads == [LOAD_ID]
 
 
 async def test_invalid_lists_are_refused_before_a_writer_is_fenced() -> None:
@@ -247,7 +250,7 @@ ALL_ROWS = rows_of([(key, VALUE) for key in KEYS], deletes=[b"gone"])
 
 async def check_loaded(database: CollectedDatabase, loaded: Loaded) -> None:
     """Check that the load is there once, under one number, and that other keys are as before."""
-    state, loads = await look(database)
+    state, loads = await open_again(database)
     found = dict(state)
     assert found.pop(b"other")[0] == b"old"
     assert found == dict.fromkeys(KEYS, (VALUE, loaded.seq))
@@ -266,7 +269,7 @@ async def test_load_that_is_run_again_is_loaded_once() -> None:
         database = original.copy()
         store = dying.store(database.another_store())
         await dying.run(load(process(database, store), ALL_ROWS))
-        before = await look(database)
+        before = await open_again(database)
         was_committed = LOAD_ID in before.loads
         found = (before.state[b"k03"][0], len(before.state))
         assert found == ((VALUE, 21) if was_committed else (b"old", 3))

@@ -38,7 +38,7 @@ class Candidates:
     sim: Simulation
     reigning: dict[str, float] = field(default_factory=dict)  # since when
     endings: list[str] = field(default_factory=list)  # why each tenure ended
-    told: dict[str, str] = field(default_factory=dict)  # what each was told of the holder
+    holders: dict[str, str] = field(default_factory=dict)  # what each was told of the holder
     most: int = 0  # that held the lease at one moment
 
     def elector(self, name: str) -> BucketElector:
@@ -49,7 +49,7 @@ class Candidates:
             store,
             holder=name,
             ttl_ms=TTL_MS,
-            on_holder_change=lambda holder: self._told(name, holder),
+            on_holder_change=lambda holder: self._note_holder(name, holder),
         )
 
     def start(self, name: str) -> Node:
@@ -78,8 +78,8 @@ class Candidates:
             self.began(name)
             self._over(name, await tenure.keep())
 
-    def _told(self, name: str, holder: str) -> None:
-        self.told[name] = holder
+    def _note_holder(self, name: str, holder: str) -> None:
+        self.holders[name] = holder
 
     async def reigns_somebody(self) -> str:
         while not self.reigning:
@@ -159,13 +159,15 @@ async def test_a_candidate_behind_others_is_not_elected() -> None:
     inner = MemoryStore(lambda: 0, objects=objects)
     store = FaultyStore(inner, before=overtake)
     await store.create(election_name(0), encode_lease(0, HELD))
-    told: list[str] = []
+    holders: list[str] = []
     cas = CasStore(store, runtime, StoreSettings())
-    await BucketElector(cas, holder="late", ttl_ms=TTL_MS, on_holder_change=told.append).campaign()
+    await BucketElector(
+        cas, holder="late", ttl_ms=TTL_MS, on_holder_change=holders.append
+    ).campaign()
     found = [parse_election_name(info.name) for info in objects.page(ELECTION_FOLDER, "")]
     assert found[-1] == highest + 1
-    assert told.count("late") == 1
-    assert "there" in told[told.index("there") + 1 :]  # seen again, after it came behind
+    assert holders.count("late") == 1
+    assert "there" in holders[holders.index("there") + 1 :]  # seen again, after it came behind
 
 
 @with_simulation(seed=1)

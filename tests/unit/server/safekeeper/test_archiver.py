@@ -282,7 +282,7 @@ async def test_a_store_that_does_not_answer_is_reported(runtime: Runtime) -> Non
         archiver = archiver_of(log, store, runtime)
     async with running(archiver):
         assert names.wal_name(0) in await log.archiver_status.reported(problem=True)
-        store.let_go()
+        store.release_all()
         await log.reached(archived=0, trimmed_lsn=1)
         await log.archiver_status.reported(problem=False)
     assert archiver.alarm is None

@@ -165,6 +165,6 @@ async def test_commit_point_is_broadcast() -> None:
             await writing.put(b"a")
             await settled(database, writing)
             await LoopClock().sleep_ms(SETTLE_MS)
-            told = [append for log in database.logs() for append in log.relayed]
-            assert bool(told) is is_on
-            assert not any(append.records for append in told)
+            appends = [append for log in database.logs() for append in log.relayed]
+            assert bool(appends) is is_on
+            assert not any(append.records for append in appends)

@@ -120,11 +120,11 @@ def state_of(found: Replayed) -> object:
 
 def commits_of(payloads: Sequence[bytes]) -> dict[int, list[Entry]]:
     """The entries of each commit by its number, as a watch would report them."""
-    told: dict[int, list[Entry]] = {}
+    by_seq: dict[int, list[Entry]] = {}
     for sst in map(opened, payloads):
         for entry in (*sst.entries(), *sst.range_tombstones(), *sst.control_entries()):
-            told.setdefault(entry.seq, []).append(entry)
-    return {seq: sorted(entries) for seq, entries in told.items()}
+            by_seq.setdefault(entry.seq, []).append(entry)
+    return {seq: sorted(entries) for seq, entries in by_seq.items()}
 
 
 @st.composite

@@ -74,7 +74,7 @@ async def test_open_once_does_not_fence_the_first_opener() -> None:
     )
     await store.arrived(1)
     async with database.writing() as writing:
-        store.let_go()
+        store.release_all()
         with pytest.raises(ManifestVersionExists):
             await losing
         await writing.put(b"a")

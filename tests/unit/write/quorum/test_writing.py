@@ -39,11 +39,11 @@ async def test_writes_resume_when_a_lost_majority_returns() -> None:
             writing.write(b"c")
         assert not write.outcomes
         assert [key for key, _ in await writing.contents()] == [b"a"]
-        database.nodes["n1:1"].let_go()
+        database.nodes["n1:1"].release_all()
         assert isinstance(await write.outcome(), Receipt)
         await writing.put(b"d")
         assert [key for key, _ in await writing.contents()] == [b"a", b"b", b"d"]
-        database.nodes["n2:1"].let_go()
+        database.nodes["n2:1"].release_all()
 
 
 def _refuses(writing: Writing, why: type[ShaleError]) -> bool:
@@ -66,7 +66,7 @@ async def test_slow_member_is_not_waited_for_and_catches_up(
             await writing.put(b"k%02d" % number, bytes(10 * KIB))
         behind = slow.state.log.last.lsn
         assert behind < writing.committed_lsn - 5
-        database.nodes["n3:1"].let_go()
+        database.nodes["n3:1"].release_all()
         await until(lambda: slow.state.log.last.lsn >= writing.committed_lsn)
         elected = [m for m in writing.links.sent["n3:1"] if isinstance(m, Elected)]
         assert len(elected) <= 2
@@ -150,12 +150,14 @@ async def test_stop_at_the_memory_bound_leaves_a_log_that_can_be_archived(
             writes.append(writing.write(b"b%02d" % len(writes), bytes(40 * KIB)))
             await LoopClock().sleep_ms(pause_ms)
         await LoopClock().sleep_ms(500)
-    told = {write.changes[0].key for write in writes if isinstance(write.outcomes[0], Receipt)}
+    acknowledged = {
+        write.changes[0].key for write in writes if isinstance(write.outcomes[0], Receipt)
+    }
     database.let_archive(True)
     async with database.writing() as writing:
         await writing.put(b"c")
         await writing.slots.archive()
-        assert {b"a", b"c"} | told <= {key for key, _ in await writing.contents()}
+        assert {b"a", b"c"} | acknowledged <= {key for key, _ in await writing.contents()}
 
 
 @virtual_time(5)
