@@ -108,7 +108,7 @@ class MemoryBudget:
         while stalls is not None and not waiter.done():
             is_first = next(iter(self._queue)) is waiter
             if not is_first or not await stalls.end_oldest():
-                await asyncio.wait([waiter], timeout=stalls.look_ms / 1_000)
+                await asyncio.wait([waiter], timeout=stalls.end_interval_ms / 1_000)
         await waiter
 
     def _fits(self, needed_bytes: int) -> bool:
@@ -170,7 +170,7 @@ class Stalls:
         self.ended_count = 0
 
     @property
-    def look_ms(self) -> float:
+    def end_interval_ms(self) -> float:
         """Interval at which a call that waits for memory should try to end a stream."""
         return max(self._stalled_ms / POLLS, POLL_MS_MIN)
 

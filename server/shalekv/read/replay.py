@@ -113,7 +113,7 @@ async def apply_in_order(
 
 
 async def read_slot(store: CasStore, wal_id: int, database_id: bytes) -> Sst | ShaleError:
-    """Return one object, or the error that prevents its use, to be raised when it is its turn."""
+    """Return the object of a slot, or an error, to be raised when the object comes next."""
     name = names.wal_name(wal_id)
     try:
         stored = await store.get(name)

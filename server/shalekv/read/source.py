@@ -63,7 +63,7 @@ class MergeSource(Protocol):
 
 
 class LevelSource:
-    """One SST of L0, or one sorted run, between two keys."""
+    """Reads one SST of L0, or one sorted run, between two keys, as a source of a scan."""
 
     def __init__(
         self, ssts: LevelSsts, infos: Iterable[SstInfo], keys: KeyRange, *, reverse: bool
@@ -85,6 +85,7 @@ class LevelSource:
         self._taken_bytes = 0  # of the budget for reading ahead that all scans share
 
     def __del__(self) -> None:
+        """Give back the budget for reading ahead: a scan may be dropped before its end."""
         self._ssts.ahead.give_back(self._taken_bytes)
 
     @property

@@ -114,20 +114,20 @@ class ReadView:
                 break
         return self.range_tombstones.latest(key, found)
 
-    def below(self, newer: Iterable[MemoryRun]) -> ReadView:
-        """Return this state with newer runs on top of it."""
+    def with_newer(self, newer: Iterable[MemoryRun]) -> ReadView:
+        """Return the state after the commits of `newer` runs as well, oldest run first."""
         added = list(newer)
         tombstones = [entry for run in added for entry in run.range_tombstones]
-        return replace(self.without(tombstones), runs=(*self.runs, *added))
+        return replace(self.with_tombstones(tombstones), runs=(*self.runs, *added))
 
-    def without(self, tombstones: Sequence[Entry]) -> ReadView:
-        """Return this state without what newer range tombstones hide."""
+    def with_tombstones(self, tombstones: Sequence[Entry]) -> ReadView:
+        """Return this state without what these newer range tombstones hide."""
         if not tombstones:
             return self
         return replace(self, range_tombstones=self.range_tombstones.with_added(tombstones))
 
-    def above(self, pinned: PinnedVersion) -> ReadView:
-        """Return this state with `pinned` as the levels below the runs."""
+    def with_levels(self, pinned: PinnedVersion) -> ReadView:
+        """Return this state with `pinned` as the levels below the runs in memory."""
         return replace(self, pinned=pinned)
 
 

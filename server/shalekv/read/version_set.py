@@ -122,11 +122,8 @@ class VersionSet:
         async with self._edit_lock:
             await self._follow(is_forced=pinned.without_loads is self.current.without_loads)
 
-    def forget_dropped(self) -> None:
-        """Rebuild the layers of loads from what memory still holds.
-
-        They hold less then, but nothing else.
-        """
+    def release_dropped(self) -> None:
+        """Release what the memtable has dropped and the layers of loads still refer to."""
         if self._loads:
             self.current = self._with_loads(self.current.without_loads)
 

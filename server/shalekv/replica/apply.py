@@ -40,11 +40,11 @@ ARCHIVE_TIMEOUT_MS = 10_000  # how long `wait_archived` waits
 
 
 def rest_of_object(found: Sst, *, applied_seq: int, applied_count: int) -> Sst:
-    """Build an object of the same name from the entries behind commit `applied_seq`.
+    """Build an object of the same name from the entries after commit `applied_seq`.
 
-    Used when a part of the object was applied before, record by record. Raises `IllegalState`
-    unless `applied_count` entries come before: what was applied is not in the log of the database
-    any more.
+    The part before was applied already, record by record: `applied_count` entries. Raises
+    `IllegalState` if the object has another number of entries there, since the log of the database
+    is then another than the one that was applied.
     """
     kept: list[list[Entry]] = []
     left_out = 0
@@ -103,7 +103,7 @@ class UnarchivedBuffer:
             self.size_bytes -= sum(map(_size, self._objects.pop(oldest)))
 
     def records(self, wal_id: int) -> Sequence[Record]:
-        """All known records of an object; empty: it is in the archive."""
+        """Return all known records of an object; empty: it is in the archive."""
         return (*self._objects.get(wal_id, ()),)
 
 
@@ -227,7 +227,10 @@ class LogApplier:
         self._open_entry_count = count
 
     def jump(self, version: Version, *, epoch: int, logical_time_ms: int) -> None:
-        """Continue behind a newer version than what was applied: the log up to it may be gone."""
+        """Continue behind a version that is newer than what was applied; drop what is in memory.
+
+        The objects of the log before it may be deleted.
+        """
         assert version.wal_id is not None
         seq, wal_id = self._watermark.seq, self.position.next_wal_id
         replayed = self._replayed
@@ -293,7 +296,7 @@ async def protect_load(stored: StoredManifest, levels: VersionSet) -> None:
 
 
 class ArchiveCursor:
-    """How far the log is archived, as one replica knows it, and access to what is not archived."""
+    """Follows how far the log of safekeepers is in the object store, and reads what is not."""
 
     def __init__(
         self, store: CasStore, stored: StoredManifest, applier: LogApplier, *, interval_ms: float
@@ -310,8 +313,8 @@ class ArchiveCursor:
         if compacted is not None:
             self._applier.note_archived(compacted)
         # Check also without records in the buffer: objects that do not fit were dropped from it.
-        shown, first = self._applier.feed.position.wal_id, self._last() + 1
-        if shown is not None and shown >= first:
+        published, first = self._applier.feed.position.wal_id, self._archived() + 1
+        if published is not None and published >= first:
             folder = await list_wal(self._store, first)
             if folder.first_gap > first:
                 self._applier.note_archived(folder.first_gap - 1)
@@ -321,9 +324,9 @@ class ArchiveCursor:
         wanted = self._applier.feed.position.wal_id
         try:
             async with asyncio.timeout(ARCHIVE_TIMEOUT_MS / 1_000):
-                while wanted is not None and wanted > self._last():
+                while wanted is not None and wanted > self._archived():
                     await self.poll()
-                    if wanted > self._last():
+                    if wanted > self._archived():
                         await self._store.runtime.clock.sleep_ms(self._interval_ms)
         except TimeoutError:
             raise QuorumUnavailable(
@@ -331,7 +334,7 @@ class ArchiveCursor:
                 "what is shown here is not in the object store yet. Try again later"
             ) from None
 
-    async def held_object(self, wal_id: int) -> Sst | None:
+    async def unarchived_object(self, wal_id: int) -> Sst | None:
         """Read the applied part of an object that may not be in the store; None: it is there."""
         records = self._applier.unarchived.records(wal_id)
         if not records:
@@ -340,6 +343,7 @@ class ArchiveCursor:
         data = await self._store.runtime.workers.run(object_bytes, name, records)
         return open_sst(name, data, database_id=self._stored.current.database_id)
 
-    def _last(self) -> int:
+    def _archived(self) -> int:
+        """Return the last object that is known to be in the store; -1: none."""
         archived = self._applier.archived_wal_id
         return -1 if archived is None else archived

@@ -213,7 +213,7 @@ class ReplicaEngine:
 
     @property
     def newest_seq(self) -> int:
-        """Raises `NotTheWriter`."""
+        """Raise `NotTheWriter`."""
         raise self.refusal("a read at UNCOMMITTED")
 
     @property
@@ -227,7 +227,7 @@ class ReplicaEngine:
         return self.manifest.current.writer_address
 
     def refusal(self, what: str) -> NotTheWriter:
-        """Build the refusal of `what`; polls the manifest, as the writer may have changed."""
+        """Return the refusal of `what`, and poll the manifest: the writer may have changed."""
         self._poll_manifest_soon()
         return NotTheWriter(what, writer_address=self.writer_address)
 
@@ -238,24 +238,24 @@ class ReplicaEngine:
             raise self._end.error.with_traceback(None)
 
     def committed(self, key: bytes) -> Entry | None:
-        """The newest version of `key` in memory; None: the levels decide."""
+        """Return the newest version of `key` in memory; None: the levels decide."""
         return self.memtable.get(key)
 
     def newest(self, key: bytes) -> Entry | None:
-        """Raises `NotTheWriter`."""
+        """Raise `NotTheWriter`."""
         del key
         raise self.refusal("a read at UNCOMMITTED")
 
     async def committed_view(self) -> ReadView:
-        """The state that was applied."""
+        """Return the state that was applied, with its levels."""
         return self._view()
 
     async def newest_view(self) -> ReadView:
-        """Raises `NotTheWriter`."""
+        """Raise `NotTheWriter`."""
         raise self.refusal("a read at UNCOMMITTED")
 
     async def confirm(self) -> None:
-        """Raises `NotTheWriter`: only the writer can confirm that it has not been replaced."""
+        """Raise `NotTheWriter`: only the writer can confirm that it has not been replaced."""
         raise self.refusal("a read at LINEARIZABLE")
 
     async def catch_up(self) -> None:
@@ -264,7 +264,10 @@ class ReplicaEngine:
         await self.follower.polls.next()
 
     async def explain(self, missing: ObjectNotFound, pinned: PinnedVersion) -> ShaleError:
-        """Find out why an object of a version that is being read is missing."""
+        """Return the reason why an object of a version that is read is missing.
+
+        If the version is not protected any more, later reads use another one.
+        """
         try:
             await self.manifest.refresh()
             is_protected = bool(pinned.snapshot_id) and self.levels.pins.protects(pinned)
@@ -282,7 +285,7 @@ class ReplicaEngine:
 
     async def unarchived_object(self, wal_id: int) -> Sst | None:
         """Read the applied part of an object that may not be in the store; None: it is there."""
-        return await self._archive.held_object(wal_id)
+        return await self._archive.unarchived_object(wal_id)
 
     async def archive(self) -> None:
         """Wait until everything published now is in the store. Raises `QuorumUnavailable`."""
@@ -361,10 +364,13 @@ class ReplicaEngine:
     def _view(self) -> ReadView:
         pinned = self.levels.current
         view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
-        return view if pinned.version.is_empty else view.above(pinned)
+        return view if pinned.version.is_empty else view.with_levels(pinned)
 
     def _jump(self, version: Version) -> None:
-        """Continue behind a newer version than what was applied: the log up to it may be gone."""
+        """Continue the log behind a version that is newer than what was applied.
+
+        The objects before it may be deleted.
+        """
         if version.wal_id is None:
             return
         log.warning(
@@ -378,7 +384,7 @@ class ReplicaEngine:
     async def _drop_through(self, seq: int) -> None:
         """Drop from memory what the levels hold up to sequence number `seq`."""
         await self.memtable.drop_through(seq, self._clock)
-        self.levels.forget_dropped()
+        self.levels.release_dropped()
         if self._keep_views_too_much():
             await self._shed_views(self._keep_views_too_much)
 

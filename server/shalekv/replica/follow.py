@@ -110,16 +110,16 @@ class Follower:
     def _is_behind_levels(self) -> bool:
         """Whether the levels hold slots that were not applied and are not found in the log.
 
-        The log then continues behind ids that a switch to safekeepers left out.
+        The ids between are those that a switch to safekeepers left out.
         """
         return self._stored.current.first_uncompacted_wal_id > self.next_wal_id
 
     async def note_end(self, asked_ms: float) -> None:
-        """Record that all objects are applied that were in the store at the monotonic time
-        `asked_ms`.
+        """Update the staleness: all objects that were in the store at `asked_ms` are applied.
 
-        Where safekeepers have later records, the last object determines the freshness: everything
-        is applied that was acknowledged before its last commit, by the clock of the store.
+        `asked_ms` is a monotonic time. Where safekeepers have later records, the last object
+        determines the staleness: everything is applied that was acknowledged before its last
+        commit, by the clock of the store.
         """
         if is_new_writer(self._applier.epoch, self._stored.current.writer_epoch):
             await self._stored.refresh()  # a new writer may have switched the WAL mode
@@ -230,10 +230,10 @@ class Follower:
             await self._levels.follow_manifest()
 
     async def _read(self, first: int, count: int) -> tuple[Sequence[Sst], bool]:
-        """Read the objects from slot `first` on. Also returns whether one of the `count` was
-        missing.
+        """Read `count` objects from slot `first` on, up to the first that is missing.
 
-        An error is raised only when its object comes next: the objects before it are applied first.
+        Also return whether one was missing. An error is raised only when its object comes next: the
+        objects before it are applied first.
         """
         database_id = self._stored.current.database_id
         async with asyncio.TaskGroup() as tasks:

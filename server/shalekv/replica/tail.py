@@ -96,7 +96,7 @@ class RecordApplier:
 
 
 class _Proof(NamedTuple):
-    """If all up to `newest` is applied, so is all that was acknowledged before `asked_ms`."""
+    """Proof that all acknowledged before `asked_ms` is applied once all up to `newest` is."""
 
     newest: LogEnd
     asked_ms: float

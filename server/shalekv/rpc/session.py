@@ -79,7 +79,7 @@ class HeldMemory:
             await self._freed.wait()  # which is up to the client of this session
         elif not await stalls.end_oldest():
             with suppress(TimeoutError):
-                async with asyncio.timeout(stalls.look_ms / 1_000):
+                async with asyncio.timeout(stalls.end_interval_ms / 1_000):
                     await self._freed.wait()
 
 

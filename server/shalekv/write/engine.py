@@ -478,12 +478,12 @@ class WriterEngine:
         not_durable = await self.log.pending_writes.runs(
             self._clock, max_seq=view.seq
         )  # as it is now
-        return view.below([*landed_ahead, *not_durable])
+        return view.with_newer([*landed_ahead, *not_durable])
 
     def _view(self, seq: int) -> ReadView:
         pinned = self.levels.current
         view = self.memtable.view(seq, self.watermark.wal_id)
-        return view if pinned.version.is_empty else view.above(pinned)
+        return view if pinned.version.is_empty else view.with_levels(pinned)
 
     async def confirm(self) -> None:
         """Confirm, by a request that is sent after this call, that no other writer has taken over.
@@ -520,7 +520,7 @@ class WriterEngine:
     def newest_state(self, pending_writes: PendingWrites, read_set: ReadSet) -> NewestState:
         """The state by which a transaction is decided that follows all pending writes."""
         view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
-        durable = view.below(self.log.runs_ahead)
+        durable = view.with_newer(self.log.runs_ahead)
         return NewestState(
             pending_writes, durable, self.time.now_ms(), self.prefetch.compare_count_max, read_set
         )
@@ -624,7 +624,7 @@ class WriterEngine:
         """Drop from memory what the levels hold up to sequence number `seq`."""
         self.log.pending_writes.forget_durable()  # its range deletes outlive the puts
         await self.memtable.drop_through(seq, self._clock)
-        self.levels.forget_dropped()
+        self.levels.release_dropped()
         await self.idempotency.drop_through(seq, self._clock)
         self.admission.admit_waiting()  # before shedding, which may take a while
         if await self.backlog.shed_views():

@@ -167,7 +167,7 @@ class NewestState:
                 return True
             looked_at += 1
             check_cost(looked_at, self.compare_count_max)
-        left = self.durable.without(self.pending_writes.range_tombstones)
+        left = self.durable.with_tombstones(self.pending_writes.range_tombstones)
         for entries in memory_slices(left, keys):
             if any(self._has_value(entry.key) for entry in entries):
                 return True

@@ -124,7 +124,7 @@ class MemoryDatabase:
     def newest_state(self, pending_writes: PendingWrites, read_set: ReadSet) -> NewestState:
         """The state after all pending writes."""
         view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
-        durable = view.below(self.log.runs_ahead)
+        durable = view.with_newer(self.log.runs_ahead)
         return NewestState(pending_writes, durable, NOW_MS, 1_000, read_set)
 
     def land(self, group: Group) -> None:

@@ -154,7 +154,7 @@ class History:
             run = MemoryRun.from_newest(
                 newest_of(entries), max_seq=self.seq, range_tombstones=ranges_of(entries)
             )
-            view = view.below([run])
+            view = view.with_newer([run])
         return view
 
     def _load(self, loaded: dict[bytes, bytes | None]) -> CommittedLoad:
