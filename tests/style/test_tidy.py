@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from collections.abc import Callable, Iterator
 
 import pytest
-from pydantic import BaseModel
 
-from shalekv import settings
 from tests.style import rules
 from tests.style.allowed import ALLOWED
 from tests.style.sources import ROOT, Source, file_names, lock_files, python_sources, texts
@@ -21,12 +16,6 @@ Rule = Callable[[Source], Iterator[str]]
 
 SERVER = "server/shalekv/"
 PURE = (SERVER + "protocol/", SERVER + "format/")
-
-# The last word of a number's name, before `_max` or `_min`: its unit, or what it counts.
-UNITS = frozenset("ms s bytes bits count percent".split())
-COUNTED = frozenset(
-    "appends attempts calls connections reads streams threads uploads writes".split()
-)
 
 
 def broken(rule: Rule, *folders: str, but: str = "nothing") -> list[str]:
@@ -133,42 +122,3 @@ def test_test_folders_are_run() -> None:
     listed = set(project["tool"]["pytest"]["ini_options"]["testpaths"])
     tests = [n for n in file_names() if re.fullmatch(r"tests/.*/test_\w+\.py", n)]
     assert {"/".join(n.split("/")[:2]) for n in tests} <= listed | {"tests/bench"}
-
-
-def test_settings_name_their_units() -> None:
-    """A setting that is a number ends in its unit, or in what it counts."""
-    unclear = [
-        f"{model.__name__}.{name}"
-        for model in setting_models()
-        for name, field in model.model_fields.items()
-        if holds_number(field.annotation)
-        and re.sub("_(max|min)$", "", name).split("_")[-1] not in UNITS | COUNTED
-    ]
-    assert unclear == []
-
-
-def test_settings_are_described() -> None:
-    """Every setting has a description, from which the reference is made."""
-    silent = [
-        f"{model.__name__}.{name}"
-        for model in setting_models()
-        for name, field in model.model_fields.items()
-        if not field.description and not is_group(field.annotation)
-    ]
-    assert silent == []
-
-
-def setting_models() -> Iterable[type[BaseModel]]:
-    return [m for m in vars(settings).values() if is_group(m) and m is not BaseModel]
-
-
-def is_group(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def holds_number(annotation: Any) -> bool:
-    if get_origin(annotation) in {Union, UnionType}:
-        return any(holds_number(a) for a in get_args(annotation))
-    if not isinstance(annotation, type) or issubclass(annotation, bool | Enum):
-        return False
-    return issubclass(annotation, int | float)

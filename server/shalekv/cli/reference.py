@@ -26,7 +26,8 @@ which shares most of the others with `shalekv serve`; the help of a command list
 it has. The value of a setting is the first of: its flag, its environment variable, its key in the
 TOML file of `--config` (or `{CONFIG_VARIABLE}`), its default. An empty variable counts as not set.
 A variable that begins with `SHALEKV_` and names no setting is refused, and so is such a key of the
-file.
+file. The row "changed by" says who would change a value, and why. What nobody can choose better
+than the server is a constant in its code, not a setting.
 
 ```toml
 # shalekv serve --config shalekv.toml
@@ -117,6 +118,7 @@ def _entry(setting: Setting) -> str:
         ("unit", setting.unit),
         ("limits", setting.limits),
         ("default", setting.default),
+        ("changed by", setting.user),
         ("secret", _HOW_TO_GIVE if setting.is_secret else ""),
     ]
     table = "".join(f"| {name} | {value} |\n" for name, value in facts if value)

@@ -103,7 +103,8 @@ class UrlSettings(Settings):
 
     url: str = Field(
         description="The database: s3://bucket/folder, gs://bucket/folder, "
-        "az://container/folder, file:///path or memory://name."
+        "az://container/folder, file:///path or memory://name.",
+        json_schema_extra={"user": "everybody: names the database"},
     )
 
 
@@ -118,7 +119,9 @@ class DatabaseSettings(UrlSettings):
     """A database, and how it is opened."""
 
     create: bool = Field(
-        default=False, description="Create the database if there is none at the URL."
+        default=False,
+        description="Create the database if there is none at the URL.",
+        json_schema_extra={"user": "operator of a new database"},
     )
     wal: WalChoice | None = Field(
         default=None,
@@ -126,12 +129,16 @@ class DatabaseSettings(UrlSettings):
         "safekeepers, which archive it to the object store. A database keeps the mode that it was "
         "created with until it is switched; any other value is refused. Not set: the mode of the "
         "database; for a new database, object-store.",
+        json_schema_extra={
+            "user": "operator: latency of writes against machines with disks to run"
+        },
     )
     safekeepers: str = Field(
         default="",
         description="The safekeepers of a database that is created with --wal quorum: "
         "HOST:PORT,HOST:PORT,HOST:PORT, as they are written to the manifest. For an existing "
         "database they must be those of the manifest, or not be given.",
+        json_schema_extra={"user": "operator of a new quorum database"},
     )
 
     @property
@@ -191,7 +198,8 @@ class ArchiveUrlSettings(Settings):
     url: str = Field(
         description="The place at or below which the databases are whose logs this node keeps: "
         "s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///path. The node "
-        "archives to no other place."
+        "archives to no other place.",
+        json_schema_extra={"user": "everybody: names the database"},
     )
 
 

@@ -33,9 +33,15 @@ class LogLevel(StrEnum):
 class ProcessSettings(Settings):
     """A process of any role."""
 
-    log_format: LogFormat = Field(default=LogFormat.CONSOLE, description="Format of log lines.")
+    log_format: LogFormat = Field(
+        default=LogFormat.CONSOLE,
+        description="Format of log lines.",
+        json_schema_extra={"user": "operator: json where a program reads the logs"},
+    )
     log_level: LogLevel = Field(
-        default=LogLevel.INFO, description="The least severe log lines that are shown."
+        default=LogLevel.INFO,
+        description="The least severe log lines that are shown.",
+        json_schema_extra={"user": "operator: debug when something is searched for"},
     )
 
 
@@ -46,41 +52,52 @@ class EndpointSettings(ProcessSettings):
         default="127.0.0.1:7654",
         description="HOST:PORT to listen on; port 0 picks a free one. An address other than "
         "loopback needs --insecure.",
+        json_schema_extra={"user": "operator: the address and port of this machine"},
     )
     insecure: bool = Field(
         default=False,
         description="Allow an address other than loopback although the connection is neither "
         "encrypted nor authenticated.",
+        json_schema_extra={"user": "security: nothing listens on a network by accident"},
     )
     shutdown_grace_ms: int = Field(
         default=10_000,
         ge=0,
         le=600_000,
         description="How long a graceful shutdown waits for calls and uploads, milliseconds.",
+        json_schema_extra={
+            "user": "operator: must end before the supervisor of the process kills it"
+        },
     )
     concurrent_calls_max: int = Field(
         default=2_000,
         ge=1,
         le=1_000_000,
         description="Most calls in progress; more are refused with RESOURCE_EXHAUSTED.",
+        json_schema_extra={"user": "operator sizing memory and threads for many clients"},
     )
     message_bytes_max: int = Field(
         default=68 * MIB,
         ge=64 * KIB,
         le=1 * GIB,
         description="Largest message that the server accepts, bytes.",
+        json_schema_extra={"user": "operator who allows larger values or batches"},
     )
     connection_age_ms: int = Field(
         default=3_600_000,
         ge=1_000,
         le=86_400_000,
         description="Age at which a connection is asked to reconnect, milliseconds.",
+        json_schema_extra={
+            "user": "operator behind a load balancer: how soon clients move to a new server"
+        },
     )
     debug_services: bool = Field(
         default=False,
         description="Serve grpc.channelz.v1.Channelz as well: the connections of this process, "
         "with the addresses of peers and counts of calls and messages, to every client that "
         "reaches the port. It shows no keys, values or metadata.",
+        json_schema_extra={"user": "operator who examines connections; off for security"},
     )
 
     @model_validator(mode="after")
@@ -99,6 +116,7 @@ class ServerSettings(EndpointSettings):
         default="",
         description="HOST:PORT at which clients reach this writer; stored in the manifest. Not "
         "set: the address it listens on. Readers ignore it.",
+        json_schema_extra={"user": "operator behind NAT, a container network or a service name"},
     )
 
 
@@ -109,6 +127,7 @@ class SafekeeperServerSettings(EndpointSettings):
         default="127.0.0.1:7655",
         description="HOST:PORT to listen on; port 0 picks a free one. An address other than "
         "loopback needs --insecure.",
+        json_schema_extra={"user": "operator: the address and port of this machine"},
     )
 
 
@@ -119,10 +138,12 @@ class ChildrenSettings(Settings):
         default=True,
         description="Run a compactor of this database as a child process. Switch it off if "
         "another machine runs it. Never run for memory://, which no other process can read.",
+        json_schema_extra={"user": "operator who runs the compactor on another machine"},
     )
     with_collector: bool = Field(
         default=True,
         description="Run a collector of this database as a child process. Never run for memory://.",
+        json_schema_extra={"user": "operator who runs the collector on another machine"},
     )
 
 
@@ -136,6 +157,7 @@ class MemorySettings(Settings):
         description="Memory of the serving process for data, beyond the 100 MiB or so that it "
         "takes idle: memtable, queues, caches and results. The parts that are not set share what "
         "the others leave of it.",
+        json_schema_extra={"user": "operator sizing memory"},
     )
 
 
@@ -149,6 +171,7 @@ class ElectionSettings(Settings):
         "kubernetes://NAMESPACE/NAME of a Lease, where an empty NAMESPACE means that of the pod. A "
         "server without the lease stands by. Not set: the server opens the database at once, and "
         "takes over from any other writer.",
+        json_schema_extra={"user": "operator of several servers for one database"},
     )
     lease_ttl_ms: int = Field(
         default=3_000,
@@ -157,12 +180,14 @@ class ElectionSettings(Settings):
         description="Time after which another process may take a lease that was not renewed, "
         "milliseconds. It is renewed after each third of that. etcd and Kubernetes count whole "
         "seconds, and etcd has a least time of its own.",
+        json_schema_extra={"user": "operator: time of a failover against failovers without need"},
     )
     kubernetes_credentials_path: str = Field(
         default="/var/run/secrets/kubernetes.io/serviceaccount",
         description="The folder with token, ca.crt and namespace of a service account, for "
         "--elect kubernetes://. Kubernetes mounts it into each pod; the files are read again when "
         "they change.",
+        json_schema_extra={"user": "operator whose service account is mounted elsewhere"},
     )
 
 
@@ -175,6 +200,7 @@ class LimitSettings(Settings):
         le=512 * MIB,
         description="Largest value, bytes. Values over 3 MiB need clients that accept messages "
         "over 4 MiB.",
+        json_schema_extra={"user": "operator: larger values need more memory and other clients"},
     )
     batch_count_max: int = Field(
         default=10_000,
@@ -182,18 +208,21 @@ class LimitSettings(Settings):
         le=1_000_000,
         description="Most changes in one Write, keys in one BatchGet, comparisons and operations "
         "in one Txn, and operations in one message of a Session.",
+        json_schema_extra={"user": "operator: longest work that one call may cause"},
     )
     batch_bytes_max: int = Field(
         default=64 * MIB,
         ge=1 * KIB,
         le=1 * GIB,
         description="Most bytes of keys and values in one Write.",
+        json_schema_extra={"user": "operator sizing memory"},
     )
     delete_range_count_max: int = Field(
         default=100,
         ge=1,
         le=10_000,
         description="Most range deletes in one Write, or in one branch of a Txn.",
+        json_schema_extra={"user": "operator: longest work that one call may cause"},
     )
     ttl_ms_max: int = Field(
         default=3_155_760_000_000,
@@ -201,6 +230,7 @@ class LimitSettings(Settings):
         le=2**62,
         description="Longest time to live that a put may give its value, milliseconds. The default "
         "is 100 years.",
+        json_schema_extra={"user": "operator whose data must not outlive a time"},
     )
     compare_count_max: int = Field(
         default=10_000,
@@ -208,6 +238,7 @@ class LimitSettings(Settings):
         le=10_000_000,
         description="Most deleted or expired keys that a `range_empty` of a transaction passes "
         "before it is refused. Nothing else runs meanwhile: 10,000 keys take some milliseconds.",
+        json_schema_extra={"user": "operator: longest pause that one transaction may cause"},
     )
     scan_view_count_max: int = Field(
         default=64,
@@ -215,12 +246,14 @@ class LimitSettings(Settings):
         le=100_000,
         description="Most views that are kept for page tokens. Beyond it the least recently used "
         "one is dropped. A view keeps in memory what was overwritten since it was made.",
+        json_schema_extra={"user": "operator sizing memory for paged scans"},
     )
     scan_view_ttl_ms: int = Field(
         default=60_000,
         ge=1,
         le=86_400_000,
         description="How long a view is kept for the next page of a scan, milliseconds.",
+        json_schema_extra={"user": "operator: memory and storage against slow pagination"},
     )
     session_bytes_max: int = Field(
         default=8 * MIB,
@@ -228,6 +261,7 @@ class LimitSettings(Settings):
         le=1 * GIB,
         description="Most bytes of one session in unanswered operations and in results that were "
         "not taken, overhead included. Beyond it the server reads no more from the session.",
+        json_schema_extra={"user": "operator sizing memory"},
     )
     sessions_bytes_max: int = Field(
         default=16 * MIB,
@@ -235,6 +269,7 @@ class LimitSettings(Settings):
         le=64 * GIB,
         description="The same for all sessions together. Beyond it each session continues with "
         "small amounts.",
+        json_schema_extra={"user": "operator sizing memory"},
     )
     result_bytes_max: int = Field(
         default=24 * MIB,
@@ -242,6 +277,7 @@ class LimitSettings(Settings):
         le=64 * GIB,
         description="Memory for messages of scans that clients have not taken. The less is free, "
         "the smaller the messages are; a large value waits until it fits.",
+        json_schema_extra={"user": "operator sizing memory"},
     )
     result_wait_ms: int = Field(
         default=10_000,
@@ -249,6 +285,9 @@ class LimitSettings(Settings):
         le=600_000,
         description="How long a scan waits for memory for a large value before it ends with "
         "RESOURCE_EXHAUSTED, milliseconds.",
+        json_schema_extra={
+            "user": "operator: waiting against an early refusal when memory is short"
+        },
     )
     result_stalled_ms: int = Field(
         default=5_000,
@@ -258,6 +297,7 @@ class LimitSettings(Settings):
         "nothing for so long are ended with ABORTED, milliseconds; the one that has waited longest "
         "for its client first. The time is a second longer for each MiB of the message. It should "
         "be well below result_wait_ms.",
+        json_schema_extra={"user": "operator of clients on slow links"},
     )
     scan_message_bytes: int = Field(
         default=256 * KIB,
@@ -265,6 +305,7 @@ class LimitSettings(Settings):
         le=STREAM_MESSAGE_BYTES_MAX,
         description="Target size of the messages of a scan, bytes. A larger entry has a message of "
         "its own. A client that takes one message within result_stalled_ms is not too slow.",
+        json_schema_extra={"user": "operator of clients on slow links"},
     )
     snapshot_ttl_s_max: int = Field(
         default=3_155_760_000,
@@ -272,6 +313,7 @@ class LimitSettings(Settings):
         le=2**52,
         description="Longest time to live that a call may give a snapshot, seconds. The default is "
         "100 years. Snapshots that never expire are allowed.",
+        json_schema_extra={"user": "operator: storage that forgotten snapshots keep"},
     )
     snapshot_count_max: int = Field(
         default=1_000,
@@ -279,6 +321,9 @@ class LimitSettings(Settings):
         le=100_000,
         description="Most snapshots of the database, those of servers included. At that number, "
         "calls that create one are refused.",
+        json_schema_extra={
+            "user": "operator: size of the manifest and storage that snapshots keep"
+        },
     )
     snapshot_view_bytes_max: int = Field(
         default=16 * MIB,
@@ -286,6 +331,7 @@ class LimitSettings(Settings):
         le=64 * GIB,
         description="Memory for the writes of these snapshots that were not compacted when the "
         "snapshots were created. A snapshot with more than this is read, but not kept open.",
+        json_schema_extra={"user": "operator sizing memory"},
     )
 
 
@@ -297,12 +343,16 @@ class WatchSettings(Settings):
         ge=256 * KIB,
         le=64 * GIB,
         description="The same for all streams together.",
+        json_schema_extra={"user": "operator sizing memory for slow watchers"},
     )
     watch_progress_ms: int = Field(
         default=10_000,
         ge=10,
         le=3_600_000,
         description="Interval between progress notifications on an idle watch, milliseconds.",
+        json_schema_extra={
+            "user": "operator: traffic of idle watches against how soon clients notice an outage"
+        },
     )
     watch_stalled_ms: int = Field(
         default=60_000,
@@ -310,10 +360,12 @@ class WatchSettings(Settings):
         le=86_400_000,
         description="When the client of a stream has taken nothing for so long although replies "
         "wait, the watches of the stream are closed with ABORTED, milliseconds.",
+        json_schema_extra={"user": "operator of clients on slow links"},
     )
     consumer_lease_ttl_s: int = Field(
         default=86_400,
         ge=10,
         le=31_536_000,
         description="How long the WAL is kept for a named consumer that is not connected, seconds.",
+        json_schema_extra={"user": "operator: storage against how long a consumer may be away"},
     )

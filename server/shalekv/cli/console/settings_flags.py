@@ -70,6 +70,12 @@ class Setting:
         return isinstance(extra, Mapping) and extra.get("secret") is True
 
     @property
+    def user(self) -> str:
+        """The kind of user who would change the value, and the reason."""
+        extra = self.field.json_schema_extra
+        return str(extra.get("user", "")) if isinstance(extra, Mapping) else ""
+
+    @property
     def choices(self) -> list[str]:
         """The values of an enumeration; empty for other kinds."""
         annotation = self.field.annotation
