@@ -20,6 +20,7 @@ import pytest
 from shalekv.errors import ShaleError
 from shalekv.server.safekeeper import archiver
 from shalekv.server.writes import Writes
+from shalekv.settings import ArchivingSettings
 from shalekv.write.quorum import peer
 from tests.sim import loop
 from tests.sim.campaign import Outcome, Task, run_task
@@ -123,9 +124,11 @@ class _Waiting(archiver.Archiver):
     """An archiver that has nothing to do before its next poll."""
 
     def __init__(self, clock: NodeClock) -> None:
-        self._clock = clock
-        self._poll_due_ms = clock.monotonic_ms() + 20.0
-        self._seen_lsn, self._seen_archiver_id, self._is_named = 0, b"", True
+        self._store: Any = SimpleNamespace(runtime=SimpleNamespace(clock=clock))
+        self._timer = archiver.PollTimer(clock, ArchivingSettings(archive_list_interval_ms=20))
+        self._timer.begin()
+        self._timer.end(is_manifest_read=True)
+        self._is_named = True
         member = SimpleNamespace(is_space_wanted=False, state=SimpleNamespace(health=None))
         member.wait_for_work = lambda *_: asyncio.Event().wait()
         self._member = member
@@ -135,7 +138,7 @@ class _Waiting(archiver.Archiver):
 
     async def until_its_poll(self) -> None:
         while self._poll_in_ms >= vars(archiver)["NOW_MS"]:  # read each time, since it is patched
-            await self._wait()
+            await self._wait(0, b"")
 
 
 def test_an_archiver_waits_no_shorter_than_time_passes() -> None:

@@ -16,7 +16,7 @@ import math
 
 import structlog
 
-from shalekv.clock import NOW_MS
+from shalekv.clock import NOW_MS, Clock
 from shalekv.errors import (
     DatabaseMismatch,
     DatabaseNotFound,
@@ -51,6 +51,40 @@ SPACE_POLL_MS = 500  # interval between polls while space is wanted
 _BATCH_PER_UPLOAD = 8  # objects for each parallel upload, before the next poll
 
 
+class PollTimer:
+    """The times of an archiver's polls, by the monotonic clock."""
+
+    def __init__(self, clock: Clock, settings: ArchivingSettings) -> None:
+        """The first poll is due at once."""
+        self._clock = clock
+        self._settings = settings
+        self._due_ms = self._manifest_due_ms = clock.monotonic_ms()
+        self._polled_ms = -math.inf
+
+    @property
+    def is_manifest_due(self) -> bool:
+        """Whether the poll that has begun must read the manifest in any case."""
+        return self._polled_ms >= self._manifest_due_ms
+
+    def left_ms(self, *, is_space_wanted: bool) -> float:
+        """Time until the next poll, which comes sooner while space is wanted."""
+        due_ms = self._due_ms
+        if is_space_wanted:
+            due_ms = min(due_ms, self._polled_ms + SPACE_POLL_MS)
+        return due_ms - self._clock.monotonic_ms()
+
+    def begin(self) -> None:
+        """Begin a poll. It is repeated at once unless it is ended."""
+        self._polled_ms = self._clock.monotonic_ms()
+
+    def end(self, *, is_manifest_read: bool) -> None:
+        """End a poll; `is_manifest_read` says that the manifest need not be read again soon."""
+        self._due_ms = self._polled_ms + self._settings.archive_list_interval_ms
+        if is_manifest_read:
+            interval_ms = self._settings.archive_manifest_interval_ms
+            self._manifest_due_ms = self._polled_ms + interval_ms
+
+
 class Archiver:
     """The archiver of one member. It reports to the member's `archiver_status`."""
 
@@ -58,9 +92,7 @@ class Archiver:
         """`store` is that of the database, at the URL of the member."""
         identity = member.identity
         self._member = member
-        self._member_id = identity.member_id
         self._store = store
-        self._clock = store.runtime.clock
         self._settings = settings
         self._archive = Archive(store, identity.database_id, upload_timeout_ms=UPLOAD_TIMEOUT_MS)
         self._objects = LogObjects(member, read_bytes=READ_BYTES)
@@ -69,12 +101,8 @@ class Archiver:
         self._tip = member.state.log.base.wal_id
         self._known: set[int] = set()  # objects that were added or compared here, and not trimmed
         self._takeover_timer = TakeoverTimer()
-        self._seen_lsn = 0
-        self._seen_archiver_id = b""
-        self._poll_due_ms = self._manifest_due_ms = self._clock.monotonic_ms()
-        self._polled_ms = -math.inf
+        self._timer = PollTimer(store.runtime.clock, settings)
         self._was_found = False
-        self._log = log.bind(database_id=identity.database_id.hex(), url=store.url)
         self._is_named = True  # by the manifest; the node deletes members that are not
         self.alarm: IllegalState | DatabaseMismatch | None = None
 
@@ -88,8 +116,10 @@ class Archiver:
             try:
                 if self._member.state.is_untouched:  # perhaps no manifest will ever name it
                     await self._member.wait_for_work(0, b"")
+                seen_lsn = self._member.state.committed_lsn
+                seen_archiver_id = self._member.archiver_id
                 await self._round()
-                await self._wait()
+                await self._wait(seen_lsn, seen_archiver_id)
             except StoreBroken:
                 raise
             except (NotAMember, Stopping):
@@ -126,8 +156,6 @@ class Archiver:
         return self._is_named and not is_damaged
 
     async def _round(self) -> None:
-        self._seen_lsn = self._member.state.committed_lsn
-        self._seen_archiver_id = self._member.archiver_id
         if self._poll_in_ms < NOW_MS:
             await self._poll()
         is_turn = self._may_archive and self._is_turn()
@@ -136,8 +164,8 @@ class Archiver:
             await self._objects.scan()
             await self._add(self._objects.waiting(self._tip))
 
-    async def _wait(self) -> None:
-        """Wait for commits, an appointment, want of space, or the next poll."""
+    async def _wait(self, seen_lsn: int, seen_archiver_id: bytes) -> None:
+        """Wait for later commits, an appointment, want of space, or the next poll."""
         if self._may_archive and self._is_turn() and self._objects.waiting(self._tip):
             return
         left_ms = max(self._poll_in_ms, 0)
@@ -146,7 +174,7 @@ class Archiver:
             return
         try:
             async with asyncio.timeout(left_ms / 1_000):
-                await self._member.wait_for_work(self._seen_lsn, self._seen_archiver_id)
+                await self._member.wait_for_work(seen_lsn, seen_archiver_id)
         except TimeoutError:
             return
         await self._clock.sleep_ms(PAUSE_MS)
@@ -154,10 +182,24 @@ class Archiver:
     @property
     def _poll_in_ms(self) -> float:
         """Time until the next poll."""
-        due_ms = self._poll_due_ms
-        if self._member.is_space_wanted:
-            due_ms = min(due_ms, self._polled_ms + SPACE_POLL_MS)
-        return due_ms - self._clock.monotonic_ms()
+        return self._timer.left_ms(is_space_wanted=self._member.is_space_wanted)
+
+    @property
+    def _clock(self) -> Clock:
+        return self._store.runtime.clock
+
+    @property
+    def _member_id(self) -> bytes:
+        return self._member.identity.member_id
+
+    @property
+    def _log(self) -> structlog.stdlib.BoundLogger:
+        """The log, with the database in each line."""
+        identity = self._member.identity
+        bound: structlog.stdlib.BoundLogger = log.bind(
+            database_id=identity.database_id.hex(), url=self._store.url
+        )
+        return bound
 
     # Appointment and takeover.
 
@@ -178,24 +220,23 @@ class Archiver:
 
     async def _poll(self) -> None:
         """List the archive if objects may be trimmed; else read the manifest when it is due."""
-        now_ms = self._polled_ms = self._clock.monotonic_ms()
+        self._timer.begin()
         self._member.clear_space_wanted()
         if self._may_archive:
             await self._objects.scan()
         if self._may_archive and self._objects.complete:
             await self._list_and_trim()
-        elif now_ms >= self._manifest_due_ms:
+        elif self._timer.is_manifest_due:
             await self._archive.refresh()
         else:
-            self._poll_due_ms = now_ms + self._settings.archive_list_interval_ms
+            self._timer.end(is_manifest_read=False)
             return
         self._was_found = True
         manifest = self._archive.manifest
         named = Configuration.of(manifest).everyone
         self._is_named = any(member.id == self._member_id for member in named)
-        self._poll_due_ms = now_ms + self._settings.archive_list_interval_ms
-        if self._is_named:  # else soon again: the manifest may be about to name it
-            self._manifest_due_ms = now_ms + self._settings.archive_manifest_interval_ms
+        # If it is not named, soon again: the manifest may be about to name it.
+        self._timer.end(is_manifest_read=self._is_named)
 
     async def _list_and_trim(self) -> None:
         """List the archive, and trim the objects listed, by whichever member archived (CE13)."""
