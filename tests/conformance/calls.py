@@ -113,7 +113,7 @@ class Stream:
     call: Any
 
     async def send(self, request: bytes) -> None:
-        """Send one message; a failure of the call is told by `read`."""
+        """Send one message; `read` raises the failure of the call."""
         try:
             await self.call.write(request)
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):

@@ -28,7 +28,8 @@ class Topic:
     """One file."""
 
     name: str
-    settings: Mapping[str, Any]  # what the server must be started with: "limits.ttl_ms_max"
+    # settings that the server must be started with: "limits.ttl_ms_max"
+    settings: Mapping[str, Any]
     destroys: bool  # deletes keys outside of the prefix of the case
     cases: tuple[Case, ...]
 

@@ -1,4 +1,4 @@
-"""What the files of cases write, as protobuf values: see "Values" in README.md."""
+"""Values in case files as protobuf values: see "Values" in README.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Variables: TypeAlias = dict[str, Any]  # bytes, int, str or bool by name
 
 COUNTER_BYTES = 8
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-_INDEX = "i"  # what counts the elements that `$times` makes
+_INDEX = "i"  # counter of the elements that `$times` makes
 _FILLER = b"x"
 
 
@@ -45,7 +45,7 @@ def scalar_of(field: FieldDescriptor, written: Json, variables: Variables) -> An
 
 
 def bytes_of(written: Json, variables: Variables) -> bytes:
-    """Bytes: a text stands for its UTF-8, with `${name}` replaced."""
+    """Return bytes: a text means its UTF-8, with `${name}` replaced."""
     if isinstance(written, str):
         return _substituted(written, variables)
     match operation(written):

@@ -161,7 +161,7 @@ async def _exchange(stream: Stream, step: Json, variables: Variables, path: str)
 
 
 async def _receive(stream: Stream, expected: list[tuple[Json, Variables]], path: str) -> None:
-    """As many results as are expected, in any order, are each one of those with its id."""
+    """Receive as many results as expected, in any order; compare each with that of its id."""
     found: dict[int, list[Message]] = {}
     count = 0
     while count < len(expected):

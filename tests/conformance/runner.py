@@ -22,7 +22,7 @@ from tests.conformance.playing import BeforeStep, nothing, play
 
 
 def new_prefix() -> str:
-    """What the keys of a case begin with; no other case has the same."""
+    """Return the prefix of the keys of a case; no other case has the same."""
     return f"conformance/{uuid.uuid4().hex}/"
 
 

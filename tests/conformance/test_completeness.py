@@ -123,7 +123,7 @@ def named(written: Json, *names: str) -> list[Json]:
 
 
 def unfolded(written: Json) -> list[Json]:
-    """The elements of a list, those of `$times` once; none if something else stands there."""
+    """Return the elements of a list, those of `$times` once; none if it is not a list."""
     if not isinstance(written, list):
         return []
     return [operation(e)[1][1] if operation(e)[0] == "$times" else e for e in written]
@@ -155,7 +155,7 @@ def fields_of(kind: Descriptor, known: set[Descriptor]) -> Iterator[FieldDescrip
 
 
 def methods() -> list[MethodDescriptor]:
-    """The methods that cases call: what a watch tells depends on who writes meanwhile."""
+    """Return the methods that cases call, but for watches, whose events depend on other writes."""
     return [method for method in KV.methods if method.name != "Watch"]
 
 
@@ -182,7 +182,7 @@ def test_every_field_of_a_reply_is_compared() -> None:
 
 
 def test_every_value_of_an_enum_is_used() -> None:
-    """Each value of each enum stands in a request or in a reply; and one that nobody knows."""
+    """Each value of each enum is in a request or in a reply, and so is an unknown one."""
     used: dict[str, set[Json]] = {}
     for call in calls():
         for kind, messages in (

@@ -1,4 +1,4 @@
-"""The runner itself: what the notation stands for, and that a wrong reply is noticed."""
+"""The runner itself: the meaning of the notation, and that a wrong reply is noticed."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_right_replies_agree(what: str, found: Message, expected: Json) -> None:
 
 @pytest.mark.parametrize(("what", "found", "expected"), DISAGREES, ids=[w for w, *_ in DISAGREES])
 def test_wrong_replies_disagree(what: str, found: Message, expected: Json) -> None:
-    """A reply that is not as expected is not accepted, and the place is told."""
+    """A reply that differs from the expected one is refused, with the place of the difference."""
     with pytest.raises(Disagreement, match=what):
         match_message(expected, found, variables(), what)
 
@@ -195,6 +195,6 @@ def test_what_is_captured_can_be_used_behind() -> None:
     [{"kee": "a"}, {"key": 1}, {"key": {"$what": 1}}, {"key": "${none}"}, {"header": "a"}],
 )
 def test_bad_cases_are_refused(written: Json) -> None:
-    """What README.md does not allow is an error of the case, and not of the server."""
+    """A case that breaks the rules of README.md is an error of the case, and not of the server."""
     with pytest.raises(BadCase):
         message_of(kv_pb2.GetRequest.DESCRIPTOR, written, {})

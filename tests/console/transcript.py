@@ -44,7 +44,7 @@ PLACEHOLDERS: Mapping[str, str] = {
     "backup": r"\d{8}T\d{9}Z-[0-9a-f]{8}",
     "time": r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:[+]00:00|Z)?",
 }
-# What varies from run to run, and is written as a placeholder when a transcript is updated.
+# Text that varies from run to run, and its placeholder when a transcript is updated.
 _VARYING = (
     *(
         (rf"(?<![\w-]){PLACEHOLDERS[kind]}(?![\w-])", f"<{kind}>")

@@ -97,12 +97,12 @@ class RaceContract(Opening):
 
 
 class CreateContract(RaceContract):
-    """What a create makes."""
+    """Objects made by a create."""
 
     async def test_created_is_seen_by_everyone(
         self, store: ObjectStore, rival: ObjectStore
     ) -> None:
-        """A create that has ended is in every later read and list, whoever asks."""
+        """A create that has ended is in every later read and list of any client."""
         for number in range(5):
             name = f"wal/{number:020d}.sst"
             await store.create(name, str(number).encode())
@@ -154,7 +154,7 @@ class CreateContract(RaceContract):
 class ReadContract(Opening):
     """Reading objects, and their times."""
 
-    # By how much the store's clock and its objects' times may differ. HTTP tells whole seconds.
+    # By how much the store's clock and its objects' times may differ. HTTP has whole seconds.
     clock_slack_ms: ClassVar[int] = 0
 
     async def test_ranges(self, store: ObjectStore) -> None:
@@ -174,7 +174,7 @@ class ReadContract(Opening):
             await store.get_range("levels/ten", 0, -1)
 
     async def test_missing_objects(self, store: ObjectStore) -> None:
-        """What no object is called is not found, beside others, below others, or alone."""
+        """A name without an object is not found, beside others, below others, or alone."""
         await store.create("wal/0.sst", b"")
         for name in ("wal/1.sst", "other/1.sst", "wal/0.sst/1.sst", "wal"):
             calls = (store.get_range(name, 0, 0), store.get_range(name, -1, 1), store.head(name))
@@ -264,7 +264,7 @@ class ListContract(Opening):
             with pytest.raises(InvalidRequest):
                 await listed(store, prefix)
 
-    async def test_a_list_can_be_left(self, store: ObjectStore) -> None:
+    async def test_a_list_can_be_abandoned(self, store: ObjectStore) -> None:
         """A caller may stop in the midst of a list, and begin another one."""
         names = [f"wal/{number:04d}" for number in range(10)]
         await create_many(store, names)
@@ -295,8 +295,8 @@ class ListContract(Opening):
                 await asyncio.sleep(0)
 
     async def test_deletion(self, store: ObjectStore, rival: ObjectStore) -> None:
-        """What is deleted is gone for everyone; what is not there to be deleted is no error. The
-        name can be created again (rules F1 to F3).
+        """Deleted objects are gone for everyone; a missing one is no error. The name can be created
+        again (rules F1 to F3).
         """
         names = [f"levels/{number}.sst" for number in range(6)]
         await create_many(store, [*names, "wal/1", "wal/2", "manifest/1"])

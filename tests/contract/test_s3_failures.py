@@ -110,7 +110,9 @@ async def test_a_claim_goes_on_until_it_is_whole(
 
 
 async def test_races_to_complete(store: S3Store, rival: S3Store) -> None:
-    """Of uploads in parts that race, also with one that is whole, one wins, and is the object."""
+    """One of several racing uploads in parts wins, also against one that is whole, and is the
+    object.
+    """
     for number in range(3):
         name = f"levels/{number}.sst"
         bodies = [bytes([racer]) * (6 * MIB) for racer in range(3)] + [b"small"]
@@ -174,7 +176,7 @@ async def test_wrong_settings(
 async def test_an_abandoned_upload_is_aborted(
     runtime: Runtime, server: S3Server, place: BucketUrl
 ) -> None:
-    """An upload in parts that nobody completes is aborted when it is old enough, not before.
+    """An incomplete upload in parts is aborted when it is old enough, not before.
 
     MinIO lists uploads of one object only, never of a folder, and deletes old ones itself.
     """

@@ -1,7 +1,7 @@
 """Every kind of store keeps the contract of object stores, those with a server on a real one.
 
-moto is run with one request at a time: it has no locks, so what it shows of races is that the
-store tells their outcomes apart. That a condition holds under races is shown on versitygw.
+moto is run with one request at a time: it has no locks, so its races only show that the store tells
+outcomes apart. versitygw shows that a condition holds under races.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ async def connected(kind: str, context: pytest.FixtureRequest) -> AsyncIterator[
 
 @pytest.fixture(params=["memory", *RECORDS])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Of the record store."""
+    """Kind of the record store."""
     found: str = request.param
     return found
 
@@ -128,7 +128,7 @@ async def test_first_insert_wins(records: RecordStore, rival: RecordStore) -> No
 
 
 async def test_races_have_one_winner(racers: list[RecordStore]) -> None:
-    """Of processes that make the table, insert, take over or commit at once, one wins."""
+    """One of several processes that make the table, insert, take over or commit at once, wins."""
     await asyncio.gather(*(each.ensure_schema() for each in racers))
     for number in range(ROUNDS):
         wanted = [record(f"wal/{number}", f"by {racer}") for racer in range(RACERS)]
@@ -205,7 +205,7 @@ async def test_withdrawal_is_conditional(records: RecordStore, rival: RecordStor
 
 
 async def test_only_committed_records_are_deleted(records: RecordStore, rival: RecordStore) -> None:
-    """What is open stays, what no record has is no error, and the rest is gone."""
+    """Open records stay, a missing one is no error, and the others are gone."""
     all_of_them = [record(f"wal/{number}") for number in range(5)]
     for each in all_of_them:
         await records.insert(each)
@@ -282,7 +282,7 @@ async def test_a_list_while_records_change(records: RecordStore, rival: RecordSt
     assert await listed(records, uncommitted_only=True) == []
 
 
-async def test_records_outlive_who_wrote_them(open_records: OpenRecords) -> None:
+async def test_records_outlive_their_writer(open_records: OpenRecords) -> None:
     """A table that is opened later has the records. One insert, one commit and one read are two
     writes and one read; the URL has no secrets.
     """

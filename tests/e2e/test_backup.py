@@ -121,7 +121,7 @@ async def test_backups_are_made_while_everything_runs(
     await it.run("fsck", "--deep", "--url", it.url)
 
 
-async def test_a_backup_that_stood_still_too_long_is_none(
+async def test_a_backup_that_was_stopped_for_too_long_fails(
     processes: Processes, s3_server: S3Server, tmp_path: Path
 ) -> None:
     """Its snapshot has expired, and what it needed is collected: it fails and makes nothing."""

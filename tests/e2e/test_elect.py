@@ -23,7 +23,7 @@ from tests.servers.kubernetes import NAMESPACE, KubernetesApi
 from tests.servers.record_stores import EtcdServer
 
 BETWEEN_WRITES = 20
-PATIENT = RetryPolicy(attempts_max=1_000)  # for a server that stands by and is elected later
+PATIENT = RetryPolicy(attempts_max=1_000)  # for a standby that is elected later
 
 
 @dataclass(slots=True)

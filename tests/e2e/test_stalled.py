@@ -154,7 +154,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-async def test_who_was_stopped_for_long_does_no_harm(
+async def test_a_process_that_was_stopped_for_long_does_no_harm(
     processes: Processes, tmp_path: Path, name: str
 ) -> None:
     """It finds out before it acknowledges, serves, publishes or reports anything as done."""

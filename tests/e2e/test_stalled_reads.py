@@ -32,7 +32,7 @@ SMALL_BLOCKS = ("--block-bytes", "1024")
 Read: TypeAlias = Callable[[], Awaitable[object]]
 
 
-async def test_servers_that_were_paused_past_their_snapshots_tell_nothing_wrong(
+async def test_servers_that_were_paused_past_their_snapshots_answer_nothing_wrong(
     processes: Processes, tmp_path: Path
 ) -> None:
     """After the levels that they read were merged and collected, their reads are right, or are

@@ -104,7 +104,7 @@ async def test_a_store_that_is_away(processes: Processes, bucket: TroubledBucket
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-async def test_calls_that_need_the_levels_tell_the_reason(
+async def test_calls_that_need_the_levels_report_the_reason(
     processes: Processes, bucket: TroubledBucket, *, is_silent: bool
 ) -> None:
     """At a writer with empty caches a get, and a put whose key of idempotency may be in the levels,

@@ -104,7 +104,7 @@ def expected(wal: list[WalObject], prefix: bytes) -> Commits:
     return found
 
 
-async def test_watches_tell_the_log_across_kills(processes: Processes, tmp_path: Path) -> None:
+async def test_watches_report_the_log_across_kills(processes: Processes, tmp_path: Path) -> None:
     """Watches that resume behind their last commit after a kill of their server, and one from the
     beginning, report exactly the log: all that was acknowledged, each commit once, in order. So do
     those of one reader, which outlive the writers.

@@ -21,7 +21,7 @@ DATABASES = Path(__file__).parent / "databases"
 MEMORY = "memory://"
 RECORDS_FILE = "records.json"  # of a database in two phases
 PARENT_FOLDER = "parent"  # of a clone
-LONG_BYTES = 64  # of a value, from which on its checksum stands for it
+LONG_BYTES = 64  # of a value, from which on its checksum replaces it
 NAMES = sorted(path.parent.name for path in DATABASES.glob("*/database.json"))
 
 
@@ -42,7 +42,7 @@ def described(value: bytes) -> str:
 
 
 def store_of(name: str) -> ObjectStore:
-    """A copy in memory, in which time stands still where the database was left."""
+    """Return a copy in memory, with a constant clock at the time when the database was left."""
     now_ms = int(description_of(name)["now_ms"])
     objects = MemoryObjects()
     parent = DATABASES / name / PARENT_FOLDER

@@ -65,7 +65,7 @@ def describe_sst(sst: Sst, arguments: Json) -> Json:
 
 
 def arguments_in(description: Json) -> Json:
-    """What the writer of the SST that is described was asked for, as `encode_sst` takes it."""
+    """Return the arguments of `encode_sst` for the described SST."""
     result = {name: description[name] for name in ARGUMENTS if name in description}
     if "codec" in result:
         result["codec"] = Codec[result["codec"].upper()]
@@ -75,7 +75,7 @@ def arguments_in(description: Json) -> Json:
 
 
 def statement(description: Json) -> Json:
-    """All of it but what depends on the version of a compressor: where blocks end, checksums."""
+    """Return the description without what depends on the compressor: ends of blocks, checksums."""
     if "codec" not in description:
         return description
     blocks = [
@@ -92,7 +92,7 @@ def properties_in(description: Json) -> SstProperties:
 
 
 def contents_in(description: Json) -> SstContents:
-    """What the footer of the SST that is described says about its entries."""
+    """Return the properties of the entries in the footer of the described SST."""
     return SstContents(**_values(description["contents"]))
 
 
@@ -215,7 +215,7 @@ def _describe_control(entry: Entry) -> Json:
 
 
 def _describe_block(handle: BlockHandle) -> Json:
-    """What the index says, without what the list adds that names the SST."""
+    """Return the index entry, without the additions of the list that names the SST."""
     described = _described(handle._asdict())
     del described["listed_seq"]
     return described

@@ -63,7 +63,7 @@ class Making:
 
 
 async def description_of(client: Client, last_seq: int) -> dict[str, Any]:
-    """What the database holds."""
+    """Describe the contents of the database."""
     now_ms = time.time_ns() // 1_000_000
     entries = [
         {

@@ -1,4 +1,4 @@
-"""What servers of this and earlier versions have written is opened, read and written to."""
+"""Databases written by servers of this and earlier versions are opened, read and written to."""
 
 from __future__ import annotations
 
@@ -186,7 +186,8 @@ async def compact(store: ObjectStore, *, seed: int) -> None:
             wal_trigger_age_ms=0, wal_trigger_count=1, l0_trigger_count=1, base_level_bytes=64 * KIB
         ),
     )
-    with real_runtime(seed=seed) as runtime:  # time stands still: all that tells ids apart
+    # the clock is constant: only the seed makes ids differ
+    with real_runtime(seed=seed) as runtime:
         hurry = asyncio.Event()
         compactor = await Compactor.open(store, settings=settings, runtime=runtime, hurry=hurry)
         await compactor.run(is_once=True)
@@ -241,7 +242,7 @@ def _moved_slot(slot: bytes, url: str) -> bytes:
 async def test_a_golden_quorum_database_is_opened(
     folder: Path, processes: Processes, tmp_path: Path
 ) -> None:
-    """What was archived is there, and what only the safekeepers have; and it is written to."""
+    """It has what is archived, and what only the safekeepers have; and it can be written to."""
     cluster = Cluster(processes, tmp_path, count=MEMBERS)
     restored(folder, cluster)
     archived = len([*(cluster.folder / "wal").iterdir()])

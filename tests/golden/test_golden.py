@@ -1,4 +1,4 @@
-"""What was written once can be read, and is still written the same."""
+"""Files written by earlier versions can be read, and are still written the same."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def test_golden_ssts_are_read(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ALL_SSTS, ids=label)
 def test_golden_ssts_are_written(path: Path) -> None:
-    """What a description says is written as the very bytes of its file.
+    """A description is encoded to the very bytes of its file.
 
-    Where blocks are compressed, the file that is written says the same: its bytes are up to the
-    version of the compressor.
+    If blocks are compressed, the contents are the same: the bytes depend on the version of the
+    compressor.
     """
     description = description_of(path)
     data, described = sst_of(description)

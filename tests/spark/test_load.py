@@ -29,7 +29,7 @@ PAIR = "key string, value string"
 ROW = f"{PAIR}, op string"
 
 
-async def test_a_load_stands_between_what_was_before_and_what_comes_after(
+async def test_a_load_is_ordered_between_earlier_and_later_commits(
     spark: SparkSession, processes: Processes, bucket: SparkDatabase
 ) -> None:
     """Of one key the last commit counts, whether it was written or loaded: at the writer, at a

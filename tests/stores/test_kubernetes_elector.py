@@ -134,7 +134,9 @@ async def test_another_program_may_take_the_lease(kubernetes: KubernetesApi) -> 
     assert holder_of(kubernetes) == FOREIGN["holderIdentity"]
 
 
-async def test_of_two_who_see_the_same_version_one_is_elected(kubernetes: KubernetesApi) -> None:
+async def test_one_of_two_candidates_with_the_same_version_is_elected(
+    kubernetes: KubernetesApi,
+) -> None:
     """The API server refuses the slower one, which then waits."""
     kubernetes.put(LEASE, {})
     kubernetes.trouble(when="^PUT ", delay_s=60, times=2)

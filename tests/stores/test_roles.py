@@ -87,7 +87,7 @@ async def test_a_writer_is_fenced_with_many_uploads_in_flight(it: InProcessClust
 
 
 @one_of_each
-async def test_of_openers_at_once_one_is_left(it: InProcessCluster) -> None:
+async def test_one_of_several_concurrent_openers_serves(it: InProcessCluster) -> None:
     """Of writers that open at the same time, the last one serves, and the others cannot."""
     outcomes = await asyncio.gather(
         *(it.open_writer(open_once=True) for _ in range(OPENERS)), return_exceptions=True

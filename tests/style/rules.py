@@ -72,7 +72,7 @@ def broad_except(source: Source) -> Iterator[str]:
 
 
 def epoch_condition(source: Source) -> Iterator[str]:
-    """What follows from an epoch is decided in `protocol`; elsewhere none is compared or tested."""
+    """Consequences of an epoch are decided in `protocol`; elsewhere none is compared or tested."""
     for node in ast.walk(source.tree):
         judged: list[ast.expr] = []
         match node:

@@ -105,7 +105,7 @@ def test_servers_are_reached(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_writers_leave_their_work_to_others_and_tell_their_names(name: str) -> None:
+def test_writers_leave_jobs_to_others_and_advertise_their_names(name: str) -> None:
     """Compactor and collector are containers of their own, and readers advertise the writer's
     address.
     """

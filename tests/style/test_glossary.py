@@ -79,7 +79,7 @@ def test_every_term_has_a_meaning() -> None:
 
 
 def test_every_term_is_in_the_code() -> None:
-    """What the tables name in the code is defined there."""
+    """Names in the column for code are defined in the code."""
     named = [name for row in rows() for name in _CODE.findall(row["code"])]
     assert len(named) >= TERMS_MIN
     assert [

@@ -28,7 +28,7 @@ WORD_CHARS_MIN = 3  # of what an ending leaves
 
 
 def test_no_module_is_a_fragment() -> None:
-    """A module under 120 lines that one neighbour imports, and nobody else, is part of it."""
+    """A module under 120 lines with a single importer, a neighbour, is part of it."""
     fragments = [
         f"{module.name} ({module.line_count} lines) is imported by {by} alone"
         for module in modules().values()

@@ -1,4 +1,4 @@
-"""What a command has set up for its process ends with the test that ran it in this one."""
+"""State that a command sets up for its process ends with the test that ran it in this process."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ async def test_replies_say_which_durability_was_reached(
     cluster = await Cluster.started(processes, tmp_path)
     writer = await cluster.serve(*NEVER_ARCHIVES, *ALONE)
     async with Client(writer.listen, timeout_ms=TIMEOUT_MS) as client:
-        # What the opening has left to be archived is not part of a put's object.
+        # Records that the opening left to be archived are not part of a put's object.
         await client.put(b"key", b"first", durability=Durability.ARCHIVED)
         for level in (Durability.MEMORY, Durability.QUORUM, Durability.ARCHIVED, Durability.QUORUM):
             before = state_of(read_wal(cluster.folder))
@@ -274,7 +274,7 @@ async def test_what_is_not_archived_has_a_bound(
                 assert found.value == value
 
 
-async def test_less_is_free_than_is_to_be_left(processes: Processes, tmp_path: Path) -> None:
+async def test_too_little_disk_space_is_free(processes: Processes, tmp_path: Path) -> None:
     """Safekeepers with less free disk space than they must leave take no records and are sound:
     with one of them writes continue, with a majority they are refused, and reads continue.
     """

@@ -90,7 +90,7 @@ def event_of(text: str, first_listed: int) -> WalListed | FenceCreated | LogRepl
 
 
 def described(effect: object) -> str:
-    """An effect that both openings have, as the right side of a line tells of it."""
+    """Describe an effect that both openings have, like the right side of a line."""
     match effect:
         case ReadManifest():
             return "read the manifest"

@@ -86,7 +86,7 @@ def test_quorum_opening(scenario: Scenario) -> None:
 
 
 def event_of(text: str, state: QuorumOpening, first_listed: int) -> QuorumEvent:
-    """The event that the left side of a line tells of."""
+    """Return the event that the left side of a line describes."""
     what, _, rest = text.partition(" ")
     match what.rstrip(","):
         case "manifest":
@@ -165,7 +165,7 @@ def tail_of(text: str, tip: int | None) -> FetchedTail:
 
 
 def described(*effects: QuorumEffect) -> str:
-    """The effects as the right side of a line tells of them."""
+    """Describe the effects like the right side of a line."""
     match effects:
         case [GreetMembers(configuration)]:
             return f"greet {' '.join(each.address[0] for each in configuration.everyone)}"

@@ -219,7 +219,7 @@ def _newer_asked_us(history: History, epoch: int) -> float:
 
 
 def part_of(keys: Collection[bytes], calls: Sequence[Call]) -> Iterator[Call]:
-    """What calls say of some keys: as much of each as holds whatever the others are."""
+    """Return the part of some calls that concerns these keys, and holds whatever the others are."""
     for call in calls:
         named, reply = call.operation.keys, call.reply
         if all(key in keys for key in named):
@@ -242,7 +242,7 @@ def part_of(keys: Collection[bytes], calls: Sequence[Call]) -> Iterator[Call]:
 
 
 def _branches(keys: Collection[bytes], call: Call) -> Iterator[Call]:
-    """Nobody knows which one was taken, if any: both may have been, as far as is known."""
+    """Return both branches: it is unknown which one was taken, if any."""
     tests = tuple(test for test in call.operation.tests if test.key in keys)
     branches = ((call.operation.then, tests), (call.operation.otherwise or (), ()))
     for actions, needed in branches:
@@ -251,7 +251,7 @@ def _branches(keys: Collection[bytes], call: Call) -> Iterator[Call]:
             yield replace(call, operation=Operation(Kind.TXN, mine, needed))
 
 
-STEPS_MAX = 2_000  # what is decided at all is decided by then, as a rule
+STEPS_MAX = 2_000  # searches that succeed at all mostly do so by then
 JUDGED_SHARE = 0.25  # of the seeds
 
 TOO_LONG = "that take too long"

@@ -1,6 +1,6 @@
-"""I13: what is bounded throughout a run: the memory of writers, what is in flight, and L0.
+"""I13: bounds throughout a run: the memory of writers, objects in flight, and L0.
 
-And that nothing which callers were told is left to a collection of garbage.
+Also that no error of a caller is left to the garbage collector.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ L0_RUNS_MAX = 16  # three times the largest `l0_trigger_count` of `tiny`, and wh
 
 @dataclass(slots=True)
 class Bounds:
-    """Looks at writers while they serve; what they began with may be more than they may add to."""
+    """Inspects writers while they serve; their initial state may be more than they may add to."""
 
     cluster: Cluster
     inspections: int = 0
@@ -61,7 +61,7 @@ class Bounds:
                 self.problems.append(f"I13: {name} has {held} bytes {what}, of at most {bound}")
 
 
-# What callers are told again and again while a writer goes on; other errors end it.
+# Errors that callers get repeatedly while a writer continues; other errors end it.
 KEPT_ALIVE = (
     ConditionFailed,
     CounterOverflow,
@@ -75,7 +75,7 @@ KEPT_ALIVE = (
 
 @checks(13, "writers", "database")
 def check_i13_refusals_are_freed() -> None:
-    """No error that a caller was told, nor a frame that it came through, is left in a cycle.
+    """Check that no error of a caller, nor a frame that it came through, is left in a cycle.
 
     Nothing was collected during the run (`collect_later`): all that it has left is there.
     """

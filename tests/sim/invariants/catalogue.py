@@ -53,7 +53,7 @@ class Checker:
     name: str
     number: int
     profiles: frozenset[str]
-    text: str  # what it looks at
+    text: str  # what it checks
 
 
 CHECKERS: dict[str, Checker] = {}

@@ -1,6 +1,6 @@
-"""I12: objects that are not what was written: every read tells so, or tells what it did before.
+"""I12: a read of a damaged object reports that, or returns the same as before.
 
-A moment of the run is drawn, and a copy made of what stood in the store then. In the copy one
+A moment of the run is drawn, and the objects in the store at that time are copied. In the copy one
 object at a time is damaged, and the shipped reader opened on it.
 """
 
@@ -126,7 +126,7 @@ def swap(random: Random, there: Objects) -> tuple[Objects, str]:
 
 
 def put_back(random: Random, there: Objects) -> tuple[Objects, str]:
-    """In the place of one object stands another one that was written before it."""
+    """Replace one object by another one that was written before it."""
     name = _any(random, there)
     older = random.choice([each for each in there if _kind(each) == _kind(name) and each <= name])
     return {**there, name: there[older]}, f"{older} stands in the place of {name}"

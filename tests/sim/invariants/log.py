@@ -1,4 +1,4 @@
-"""I3 to I5: what stands in the slots of the log, whoever was told what of it."""
+"""I3 to I5: contents of the slots of the log, independent of any reply."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def check_i5_manifests(stored: Stored) -> None:
 
 @checks(5, "writers", "database")
 def check_i5_manifest_ids_in_time(created: Iterable[int]) -> None:
-    """`created`, in the order of time: each id is the next one, or was there before.
+    """Check that each of `created`, in the order of time, is the next id or was there before.
 
-    One that is created again after it was collected has no effect (F2): all that looks at manifests
-    takes the first one.
+    One that is created again after it was collected has no effect (F2): checks of manifests take
+    the first one.
     """
     highest = -1
     for each in created:
@@ -103,9 +103,9 @@ def check_i5_numbers_are_issued_once(order: SerialOrder) -> None:
 
 @checks(5, "writers", "database")
 def check_i5_a_writer_issues_numbers_of_its_own(stored: Stored) -> None:
-    """What is in the log of a writer is above all that its predecessors could have shown.
+    """Check that the numbers of a writer are above all that its predecessors could have shown.
 
-    A manifest says from which number on the writer of its epoch issues them.
+    A manifest states from which number on the writer of its epoch issues them.
     """
     first_seqs: dict[int, int] = {}
     for before, after in pairwise(stored.manifests):
@@ -124,10 +124,10 @@ def check_i5_a_writer_issues_numbers_of_its_own(stored: Stored) -> None:
 
 @checks(3, "writers", "database")
 def check_i3_nothing_behind_a_fence_run(stored: Stored) -> None:
-    """Behind the complete fence run of a writer, or its data, no older writer has data.
+    """Check that no older writer has data behind the complete fence run of a writer, or its data.
 
-    Nor has a writer data before its own run is complete, since older ones could pass it then. Who
-    was told that a write is in a slot is held against the object there by I1.
+    Nor has a writer data before its own run is complete, since older ones could pass it then. I1
+    compares replies that name a slot with the object there.
     """
     fences = _Fences(stored)
     newest_with_data = 0

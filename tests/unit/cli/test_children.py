@@ -184,7 +184,7 @@ async def test_a_child_that_was_fenced_or_misconfigured_stays_down(
 
 async def test_a_child_that_does_not_end_is_ended(output: ChildOutput) -> None:
     """A child gets SIGTERM after the grace, SIGKILL after another, and has a lower priority."""
-    # As it is niced, it may have to wait for its turn to record of the signal.
+    # As it is niced, it may have to wait before it can record the signal.
     await run_beside(output.until(bool), output, STUBBORN, QUICK | {GRACE: 2_000})
     await output.until(lambda lines: len(lines) == 2)
     began, terminated = output.lines

@@ -29,7 +29,7 @@ def run(server: DictServer) -> Run:
 
     async def invoke(command: click.Command, *args: str, stdin: bytes | None = None) -> Result:
         runner = CliRunner(env={"SHALEKV_ADDR": server.address})
-        # As below `shalekv`: a command keeps the names with which it is called first.
+        # Same as in `shalekv`: a command keeps the names with which it is called first.
         names = ["-h", "--help"]
         return await asyncio.to_thread(
             runner.invoke, command, args, input=stdin, help_option_names=names

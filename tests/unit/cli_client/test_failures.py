@@ -39,7 +39,7 @@ FEW = ("--count", "30", "--clients", "1", "--keys", "20", "--format", "json", "-
     ],
     ids=["fenced", "absent", "full", "unknown", "silent", "expired"],
 )
-async def test_failures_tell_what_is_certain(
+async def test_failures_report_what_is_certain(
     run: Run,
     server: DictServer,
     command: click.Command,

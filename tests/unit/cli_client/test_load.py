@@ -42,7 +42,7 @@ async def test_last_row_of_a_key_wins_when_an_earlier_one_is_late(
     assert server.state.data[b"k"].value == b"last"
 
 
-async def test_server_errors_tell_how_far_it_got(run: Run, server: DictServer) -> None:
+async def test_server_errors_report_how_far_it_got(run: Run, server: DictServer) -> None:
     """A refused batch ends the load with its exit code, its lines, and the last stored line."""
     server.state.failures.extend([*HELLO, None, FENCED])
     result = await run(load, "--batch-count", "2", "--in-flight", "1", stdin=lines(9))

@@ -223,7 +223,7 @@ def test_expiry_is_kept(expire_at_ms: int | None, ttl_ms: int) -> None:
         ("", None),
     ],
 )
-def test_names_tell_formats(name: str, file_format: FileFormat | None) -> None:
+def test_names_determine_formats(name: str, file_format: FileFormat | None) -> None:
     """The suffix of a file name gives the format, before the one of gzip."""
     assert format_of_name(name) is file_format
 

@@ -121,7 +121,7 @@ async def test_deadline_of_what_is_not_sent_is_certain(server: DictServer) -> No
         with pytest.raises(DeadlinePassed) as caught:
             await coalescer.call(operations.put(b"b", bytes(100)), 30)
         assert isinstance(caught.value, NotApplied)
-        await coalescer.call(operations.get(b"k"), 60_000)  # for this there is room
+        await coalescer.call(operations.get(b"k"), 60_000)  # it fits
         assert not first.done()
         first.cancel()
     assert [request.key for request in server.state.requests] == [b"a", b"k"]

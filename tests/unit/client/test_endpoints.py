@@ -115,7 +115,7 @@ def test_greatest_epoch_is_the_writer() -> None:
     assert endpoints.writer is new
 
 
-def test_refusal_can_tell_of_a_newer_epoch() -> None:
+def test_a_refusal_can_report_a_newer_epoch() -> None:
     """A fenced writer is not the writer any more once it reports the newer epoch."""
     endpoints, _ = known(1)
     endpoints.note_newer_epoch(7)

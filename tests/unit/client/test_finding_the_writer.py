@@ -177,7 +177,7 @@ async def test_write_under_way_leaves_a_writer_that_is_dropped() -> None:
             under_way = asyncio.create_task(client.put(b"k", b"1"))
             await received(old, 2)
             running.tell(await running.take_over())
-            assert await client.get(b"k") is not None  # whose reply tells of a newer epoch
+            assert await client.get(b"k") is not None  # its reply has a newer epoch
             assert (await client.put(b"k", b"2")).seq > 1 << 32
             assert (await under_way).seq > 1 << 32
             old.state.answering.set()

@@ -131,7 +131,7 @@ async def test_levels_of_the_writer_are_read_there(level: ReadLevel) -> None:
         assert [len(member.state.scan_headers) for member in running.readers] == [0, 0]
 
 
-async def test_staleness_bound_falls_through_to_who_is_fresh() -> None:
+async def test_a_staleness_bound_falls_through_to_a_fresh_server() -> None:
     """When a reader is older than a read allows, another reader is asked, then the writer."""
     async with cluster() as running:
         await fill(running)

@@ -1,4 +1,4 @@
-"""The checkers accept what a database may tell, and find every violation that is planted."""
+"""The checkers accept what a database may reply, and find every violation that is planted."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_impossible_answer_is_found(seen: SeenView) -> None:
 
 
 def test_a_view_is_the_same_for_ever() -> None:
-    """A read that goes on behind some rows tells the others, to the byte, and all of them."""
+    """A read that resumes behind some rows returns all the others, to the byte."""
     seen = view(1, (b"a", b"1", 1), (b"b", b"1", 1), (b"c", b"1", 1))
     seen.read_again(seen.rows)
     seen.read_again(seen.rows[1:], first=1)

@@ -106,7 +106,7 @@ def judged(
 
 
 def test_the_most_advanced_fit_member_is_appointed() -> None:
-    """The fit member with the longest log is appointed, and nobody if none is fit."""
+    """The fit member with the longest log is appointed, and none if none is fit."""
     all_of = [candidate(A, 5), candidate(B, 7, is_fit=False), candidate(C, 6)]
     assert judged(Appointment(), all_of, 0).member_id == C
     assert judged(Appointment(), all_of[1:2], 0).member_id == b""
@@ -124,7 +124,7 @@ def test_an_appointment_stays_while_the_archive_progresses() -> None:
     assert judged(idle, [candidate(A, 5, 9), candidate(B, 50)], 9_000).member_id == A
 
 
-def test_everybody_has_a_turn_while_the_archive_stands_still() -> None:
+def test_every_member_has_a_turn_while_the_archive_makes_no_progress() -> None:
     """An archiver without progress is replaced by each of the others in turn, round after round."""
     members = [candidate(A, 9, 1), candidate(B, 8, 1), candidate(C, 7, 1)]
     present = judged(Appointment(), members, 0)

@@ -223,7 +223,7 @@ def test_a_database_leaves_its_safekeepers_behind_an_archived_last_record() -> N
 
 
 @pytest.mark.parametrize("tip", [None, 1])
-def test_what_is_not_archived_is_not_left(tip: int | None) -> None:
+def test_unarchived_records_are_not_dropped(tip: int | None) -> None:
     """A switch to the object store is refused while the last object is not archived."""
     with pytest.raises(IllegalState, match="not in the archive"):
         leave_quorum(shown(), committed(leader()), tip)

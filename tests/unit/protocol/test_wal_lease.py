@@ -96,7 +96,7 @@ def test_release_removes_the_lease_of_its_holder_alone() -> None:
     assert release_wal(left, "me") == left
 
 
-def test_ids_tell_holders_apart_and_protect_no_sst() -> None:
+def test_ids_distinguish_holders_and_protect_no_sst() -> None:
     """The id of a lease on the WAL depends on its holder alone, and protects no SST."""
     (mine,), (yours,) = HELD.leases, hold_wal(AT_5, "you", 6, 1).leases
     assert mine.id != yours.id
@@ -181,7 +181,7 @@ BOTH = replace(EMPTY, leases=(OWN, OTHER))
     lease_random=st.binary(min_size=RANDOM_BYTES, max_size=RANDOM_BYTES),
     sst_random=st.binary(min_size=8, max_size=8),
 )
-def test_ids_are_uuids_that_tell_their_lease(
+def test_ids_are_uuids_that_name_their_lease(
     now_ms: int, lease_random: bytes, sst_random: bytes
 ) -> None:
     """Ids of leases and objects are UUIDs of version 7 with the time and stem of the lease."""

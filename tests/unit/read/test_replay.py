@@ -56,7 +56,7 @@ async def test_slots_out_of_order_are_illegal() -> None:
 
 
 async def test_first_error_in_slot_order_is_reported() -> None:
-    """Of several damaged objects the first is named, in whatever order the reads return."""
+    """If several objects are damaged, the first is named, in whatever order the reads return."""
     database = await four_objects()
     for wal_id in (1, 3):
         await database.overwrite(names.wal_name(wal_id), b"rubbish")

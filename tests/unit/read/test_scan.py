@@ -105,7 +105,7 @@ def test_runs_one_behind_the_other_are_read_in_long_slices(reverse: bool) -> Non
 
 
 def test_equal_runs_are_merged_at_the_fan_in() -> None:
-    """As many runs of a tier as the fan-in are merged, without older ones; fewer are not."""
+    """A tier is merged when it has as many runs as the fan-in, without older ones; not before."""
     assert pick_merge([]) is None
     assert pick_merge([0] * (MERGE_FAN_IN - 1)) is None
     assert pick_merge([3] + [0] * MERGE_FAN_IN) == slice(1, 1 + MERGE_FAN_IN)

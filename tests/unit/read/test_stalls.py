@@ -70,7 +70,7 @@ async def timed_ms(budget: MemoryBudget, needed_bytes: int, *, wait_ms: int = WA
 
 @virtual_time(orders=5)
 async def test_the_oldest_makes_way() -> None:
-    """As many streams are ended as a waiting call needs, those stalled for longest first."""
+    """The server ends as many streams as a waiting call needs, those stalled for longest first."""
     budget = budget_of(4 * LARGE)
     clients = await stalled_clients(budget, 4)
     assert await timed_ms(budget, 2 * LARGE) <= LATE_MS

@@ -115,7 +115,7 @@ async def test_lost_snapshot_takes_nothing_back_and_is_made_again() -> None:
 
 
 @virtual_time(seed=1)
-async def test_lost_tree_is_left_although_more_is_compacted_than_was_applied() -> None:
+async def test_a_lost_version_is_dropped_although_more_is_compacted_than_was_applied() -> None:
     """A read whose objects are gone begins again in existing levels, whatever was applied."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")
@@ -187,7 +187,7 @@ async def test_end_of_a_replica_fails_waiting_calls() -> None:
     with pytest.raises(Stopping):
         await engine.watermark.wait_for(7)
     assert await engine.ended() is None
-    engine.check_serving()  # what was applied is still answered
+    engine.check_serving()  # applied commits are still served
 
 
 @virtual_time(seed=1)

@@ -202,7 +202,7 @@ async def test_task_that_never_began_leaves_nothing(caplog: pytest.LogCaptureFix
             service.close = session.session.close
             session.send(operation(1, kv_pb2.TxnRequest()))
             await quiesce()
-        gc.collect()  # a coroutine that nobody waited for is an error
+        gc.collect()  # a coroutine that was never awaited is an error
 
 
 async def test_session_that_ended_is_forgotten() -> None:

@@ -75,7 +75,7 @@ async def test_results_that_are_not_taken_stop_the_reading() -> None:
         await check_bound(session, GET_BYTES)
         begun = len(service.calls)
         assert begun == session.read_count < 20
-        for _ in range(2):  # who asks for the second has taken the first
+        for _ in range(2):  # a request for the second follows the first
             await session.take()
         await quiesce()
         assert begun < len(service.calls) < 2 * begun + 2

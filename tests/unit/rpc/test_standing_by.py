@@ -1,4 +1,4 @@
-"""A server that stands by, the health that servers report, and streams of watches."""
+"""A standby server, the health that servers report, and streams of watches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STANDING = StandingBy("there:7654 is elected", writer_address="there:7654")
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    """A server that stands by."""
+    """A standby server."""
     made = Server(ServerSettings(listen="127.0.0.1:0"), runtime())
     await made.stand_by(STANDING)
     yield made
@@ -62,7 +62,7 @@ async def test_the_latest_refusal_counts(server: Server) -> None:
         assert refused.message == "nobody is"
 
 
-async def test_it_serves_and_stands_by_in_turn(server: Server) -> None:
+async def test_it_serves_and_is_a_standby_in_turn(server: Server) -> None:
     """On one connection calls are answered, refused, and answered by the next service; health
     watches see each change.
     """
@@ -87,7 +87,7 @@ async def test_it_serves_and_stands_by_in_turn(server: Server) -> None:
 
 
 async def test_what_does_not_end_is_cut_off(server: Server) -> None:
-    """A call in progress is ended when the server stands by; its outcome is unknown."""
+    """A call in progress is ended when the server becomes a standby; its outcome is unknown."""
     begun = asyncio.Event()
 
     class Slow(MemoryKv):

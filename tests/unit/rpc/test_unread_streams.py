@@ -69,7 +69,7 @@ async def failure_of_stream(call: Any) -> Failure | None:
 def end(it: Serving[MemoryKv]) -> None:
     end_call = next(each.end for each in it.service.calls if each.end is not None)
     end_call(ERROR)
-    end_call(ERROR)  # who comes too late changes nothing
+    end_call(ERROR)  # a second end changes nothing
 
 
 def is_held() -> bool:

@@ -71,7 +71,7 @@ async def test_status_shows_what_was_written() -> None:
         assert (reply.manifest.manifest_id, reply.manifest.snapshots) == (2, 1)
 
 
-async def test_stats_tell_what_was_sent() -> None:
+async def test_stats_have_what_was_sent() -> None:
     """The reply has the requests of each process by kind, with the header of the writer."""
     async with serving() as writer:
         commit = await writer.put(b"a")
@@ -106,7 +106,7 @@ def test_every_kind_has_a_message() -> None:
 
 
 def test_no_secret_is_shown() -> None:
-    """Of an endpoint the host alone is shown, and of the URL of records the scheme alone."""
+    """An endpoint is shown as its host alone, and the URL of records as its scheme alone."""
     settings = StoreSettings(
         endpoint_url="https://me:pass-word@there:9000/path",
         records_url="mysql://me:pass[word@there/database",
@@ -196,7 +196,7 @@ async def test_levels_and_amplification_are_reported() -> None:
     assert found.compaction.uncompacted_bytes == engine.memory_bytes
 
 
-async def test_snapshots_tell_what_they_pin() -> None:
+async def test_snapshots_report_what_they_pin() -> None:
     """A snapshot shows bytes that it pins, and pins alone; each manifest is read once."""
     database, (old, *_) = await filled()
     report, _ = await report_of(database)

@@ -138,7 +138,9 @@ async def test_first_read_of_a_new_process(database: ColdDatabase, folder: Path,
 async def test_restart_with_a_cache_on_disk(
     database: ColdDatabase, folder: Path, role: str, tmp_path: Path
 ) -> None:
-    """What a process has read, the next one on this host reads without requests to the store."""
+    """Blocks that a process has read, the next one on this host reads without requests to the
+    store.
+    """
     random = random_of("restart")
     numbers = [random.randrange(database.keys) for _ in range(20)]
     level_requests = []

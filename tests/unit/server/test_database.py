@@ -112,7 +112,7 @@ async def test_invalid_quorums_are_refused() -> None:
     nodes["n3:1"].stop()
     with pytest.raises(QuorumUnavailable, match="n3:1"):
         await created_with(nodes)
-    assert not any(node.logs for node in nodes)  # who has made room has got it back
+    assert not any(node.logs for node in nodes)  # an admitted member has released its space
 
 
 def held_creation(database: Database, nodes: Nodes) -> tuple[HeldStore, asyncio.Task[None]]:
@@ -144,7 +144,7 @@ async def test_logs_are_removed_when_another_creates_first() -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-async def test_room_is_made_again_for_a_creation_that_was_slow(dies: bool) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_a_slow_creation_admits_its_members_again(dies: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A slow creation names the members that exist when it ends; if it dies before that, the next
     start does so.
     """

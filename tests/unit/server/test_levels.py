@@ -146,7 +146,7 @@ async def test_key_dropped_from_memory_during_a_lookup_is_not_absent(kind: str) 
     memory may drop it at any moment.
     """
     compare, operation = STALE[kind]
-    # The second SST may hold `bb`, as far as its keys tell, so that it is read in any case.
+    # By its keys the second SST may hold `bb`, so that it is read in any case.
     compares = [Compare(key=b"a", exists=True), Compare(key=b"bb", exists=False), compare]
     request = kv_pb2.TxnRequest(compares=compares, then=[operation], otherwise=[get(b"b")])
     async with leaving(await Database.created()) as (_, _, ask):

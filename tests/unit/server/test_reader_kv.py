@@ -115,7 +115,7 @@ async def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> 
 
 
 @virtual_time(seed=1)
-async def test_read_whose_tree_was_lost_begins_again() -> None:
+async def test_a_read_whose_version_was_lost_begins_again() -> None:
     """A read that loses its version is repeated in one that exists; a scan is ended."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1", b=b"1")

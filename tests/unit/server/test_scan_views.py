@@ -91,7 +91,7 @@ class Shedding:
     async def compact(self) -> None:
         """Compact all that was written, and wait until memory has dropped it."""
         await compact(self._database)
-        # Nobody is told of this: it is seen from outside alone.
+        # No event reports this: poll it.
         while self.engine.levels.pruner.droppable_seq or self.engine.memtable.key_count:  # noqa: ASYNC110 - as said
             await asyncio.sleep(0)
 
@@ -104,7 +104,7 @@ class Shedding:
     async def read_when_compacted(self, scan: AsyncIterator[kv_pb2.ScanReply]) -> int:
         """Count the messages that are read, one at a time, after the view keeps too much."""
         memtable = self.engine.memtable
-        # Nobody is told of this, either.
+        # No event reports this, either.
         while memtable.held_bytes <= self.engine.held_bytes_max:  # noqa: ASYNC110 - as said
             await asyncio.sleep(0)
         count = 0

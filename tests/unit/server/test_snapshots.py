@@ -188,7 +188,7 @@ async def test_view_of_a_resumable_scan_does_not_stay(sim: Simulation) -> None:
         views = writer.kv.scans.views
         whole = await scanned(writer, kv_pb2.RequestHeader(), resumable=True)
         rest = await scanned(writer, kv_pb2.RequestHeader(), page_token=whole[-2].page_token)
-        assert pairs(rest) == pairs(whole[-1:])  # whose last message was lost on its way
+        assert pairs(rest) == pairs(whole[-1:])  # its last message was lost on its way
         ended = await scanned(writer, kv_pb2.RequestHeader(), resumable=True)
         page = await scanned(writer, kv_pb2.RequestHeader(), limit=1)
         await scanned(writer, kv_pb2.RequestHeader(), limit=1)
@@ -204,7 +204,7 @@ async def test_view_of_a_resumable_scan_does_not_stay(sim: Simulation) -> None:
         request = kv_pb2.ScanRequest(resumable=True)
         messages = cast("Messages", writer.kv.scan(request, CALL))
         first = await anext(messages)
-        await sim.sleep_ms(100_000)  # nobody takes it
+        await sim.sleep_ms(100_000)  # its next message is not taken
         assert len(views) == 0
         await messages.aclose()
         assert len(views) == 1

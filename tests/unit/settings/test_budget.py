@@ -76,7 +76,7 @@ def test_what_is_set_stays_and_the_rest_is_shared() -> None:
     assert budget.parts["queued_bytes_max"] == 12 * MIB * 4 // 31
     assert 32 * MIB - len(budget.parts) < budget.sum_bytes <= 32 * MIB
     assert settings.compactor.wal_trigger_bytes == 20 * MIB // 8
-    assert with_memory_shares(settings) == settings  # what was divided counts as set
+    assert with_memory_shares(settings) == settings  # divided shares count as set
 
 
 @pytest.mark.parametrize(

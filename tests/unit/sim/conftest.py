@@ -9,7 +9,9 @@ from tests.unit.sim.histories import DONE, Past, attempted
 
 @pytest.fixture
 def past() -> Past:
-    """Key a is v1 since 2 ms, told at 3 ms, and v2 by a newer writer since 6 ms, told at 7 ms."""
+    """Key a is v1 since 2 ms, acknowledged at 3 ms, and v2 by a newer writer since 6 ms,
+    acknowledged at 7 ms.
+    """
     past = Past()
     attempted(past.put(b"a"), 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=DONE)
     second = past.put(b"a")

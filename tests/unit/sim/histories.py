@@ -26,7 +26,7 @@ DONE = WriteResult()
 
 
 class Past:
-    """What has happened: objects land, and clients are told, in microseconds of virtual time.
+    """A history: objects land, and clients get replies, in microseconds of virtual time.
 
     Slot and sequence number of the first commit are 1; all objects hold one commit.
     """
@@ -107,7 +107,7 @@ def attempted(
     answer: WriteResult | Refusal | None = None,
     epoch: int = 1,
 ) -> None:
-    """An attempt at an operation; without `ended_us` nobody knows what became of it."""
+    """Return an attempt at an operation; without `ended_us` its outcome is unknown."""
     attempt = Attempt(epoch, began_us, replied_us=ended_us, seq=seq, answer=answer)
     match answer:
         case WriteResult():

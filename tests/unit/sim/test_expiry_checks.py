@@ -62,7 +62,7 @@ def test_a_successor_may_be_behind(past: Past, seen_us: int, tick_ms: int) -> No
 
 
 def test_a_writer_that_was_overtaken_does_not_know(past: Past) -> None:
-    """What a successor has shown as expired an older writer may show, however late."""
+    """A value that a successor has shown as expired may be shown by an older writer, even late."""
     past.got(b"a", 12_500, GONE, epoch=2)
     past.got(b"a", 60_000_000, VALUE, epoch=1)
     check(past)

@@ -105,7 +105,7 @@ def test_i3_data_of_an_older_writer_behind_fences() -> None:
     past.landed(3_000, epoch=2)
     past.landed(4_000, epoch=2)
     claims = (manifest(0), manifest(1, writer_epoch=1), manifest(2, writer_epoch=2, fence_width=2))
-    lower = manifest(3, writer_epoch=2)  # when all was replayed: it tells nothing of the fences
+    lower = manifest(3, writer_epoch=2)  # when all was replayed: it has nothing of the fences
     wal = tuple(past.wal)
     log.check_i3_nothing_behind_a_fence_run(Stored((*claims, lower), wal))
     past.landed(5_000, epoch=1, a="v2")
@@ -288,7 +288,7 @@ def test_i9_published_twice() -> None:
 
 
 def test_i13_l0_grows() -> None:
-    """An L0 into which nobody merges is found."""
+    """An L0 that is not merged is found."""
     full = SstTable.from_infos(sst(number) for number in range(L0_RUNS_MAX))
     check_i13_l0(Stored((manifest(0, leveled_ssts=full),), ()))
     fuller = SstTable.from_infos(sst(number) for number in range(L0_RUNS_MAX + 1))
@@ -306,7 +306,9 @@ def test_i14_is_searched_without_a_log(past: Past) -> None:
 
 
 def test_i14_committed_reads_are_searched(past: Past) -> None:
-    """A stale committed read is found while nobody newer was asked, and is allowed from then on."""
+    """A stale committed read is found while no newer writer was called, and is allowed from then
+    on.
+    """
     past.got(b"a", 9_000, Got(b"v1", 1), epoch=2)
     with pytest.raises(Violation, match=r"^I14: not linearizable"):
         check_i14_linearizable(past.history, KEYS)
@@ -331,7 +333,7 @@ def test_i14_transactions_are_searched(past: Past) -> None:
 
 
 def test_i14_a_search_that_is_too_long_is_counted(past: Past) -> None:
-    """What was given up is told, and never taken for right."""
+    """A search that was given up is reported, and never counts as passed."""
     found = check_i14_linearizable(past.history, KEYS, steps_max=1)
     assert found[f"keys {TOO_LONG}"] == 1
 
@@ -355,9 +357,9 @@ def without_landing_times(past: Past) -> tuple[WalObject, ...]:
 
 
 def test_a_history_of_processes_is_checked_without_landing_times(past: Past) -> None:
-    """A bucket tells not when its objects came: what does not rest on that is checked all the same.
+    """A bucket does not have landing times: what does not rest on them is checked all the same.
 
-    An object was not there before the last of what it holds was asked for.
+    An object was not there before the last write in it was requested.
     """
     for operation, slot in zip(past.history.operations, count()):
         operation.attempts[0].wal_id = slot

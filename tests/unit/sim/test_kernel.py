@@ -54,7 +54,7 @@ def test_a_crash_runs_no_code_of_the_node(seed: int) -> None:
 
 
 def test_a_run_that_can_not_end_fails() -> None:
-    """A deadlock is raised, and tells where the task waits."""
+    """A deadlock is raised, and names the place where the task waits."""
 
     async def main(_sim: Simulation) -> None:
         await asyncio.Event().wait()

@@ -15,7 +15,7 @@ ABSENT = kv_pb2.Precondition(absent=True)
 
 
 def test_acknowledged_writes_are_in_the_log() -> None:
-    """An acknowledged write stands where its reply says, under its number, and as it was asked."""
+    """An acknowledged write is in the slot of its reply, under its number, as requested."""
     past = Past()
     attempted(past.put(b"a"), 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=DONE)
     past.check()
@@ -43,7 +43,7 @@ def test_nothing_is_acknowledged_before_it_is_durable() -> None:
 
 
 def test_an_unknown_outcome_is_all_or_nothing() -> None:
-    """What nobody was told about may be in the log as it was asked, or not at all."""
+    """A write without a reply may be in the log as requested, or not at all."""
     past = Past()
     keys = kv_pb2.WriteRequest()
     for key in (b"a", b"b"):
@@ -59,7 +59,7 @@ def test_an_unknown_outcome_is_all_or_nothing() -> None:
 
 
 def test_a_repeat_is_not_applied_again() -> None:
-    """Attempts at one operation make one commit, and all who are told are told the same (I15)."""
+    """Attempts at one operation make one commit, and all its replies are the same (I15)."""
     past = Past()
     put, add = past.put(b"a"), past.add(7)
     attempted(put, 1_000)
@@ -117,7 +117,7 @@ def test_a_refusal_is_not_stale() -> None:
 
 
 def test_commits_are_in_real_time_order() -> None:
-    """What began after something was acknowledged stands behind it."""
+    """A write that began after an acknowledgement is behind the acknowledged one."""
     past = Past()
     late = past.put(b"a")
     past.landed(2_000, a="v1")

@@ -89,7 +89,7 @@ def made(random: Random, keys: Sequence[bytes], *, levels_only: bool = False) ->
             database.add_tail(entries)
         else:
             database.add_run(entries, sorted(random.sample(keys, random.randint(0, 3))))
-    random.shuffle(database.sources)  # numbers alone tell what is newer
+    random.shuffle(database.sources)  # only sequence numbers say which is newer
     return database
 
 

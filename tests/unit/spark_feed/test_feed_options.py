@@ -59,7 +59,7 @@ def test_a_trigger_may_want_all_there_is() -> None:
     assert options.limits(ReadAllAvailable()) == (NO_LIMIT, NO_LIMIT)
     assert options.limits(ReadMaxFiles(4)) == (4, 6)
     assert options.limits(ReadMaxBytes(3)) == (5, 3)
-    assert feed_options(maxWalFilesPerTrigger=1 << 70).files_max == NO_LIMIT  # what Spark can hold
+    assert feed_options(maxWalFilesPerTrigger=1 << 70).files_max == NO_LIMIT  # the maximum of Spark
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_of_rows_with_one_key_the_first_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("order", [1, None, math.nan])
-def test_two_rows_that_the_rule_does_not_tell_apart_are_refused(order: float | None) -> None:
+def test_two_rows_that_the_rule_does_not_distinguish_are_refused(order: float | None) -> None:
     """Two different rows with equal order values are refused; nulls, and NaN, are equal,
     and identical rows count as one.
     """

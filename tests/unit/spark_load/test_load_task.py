@@ -48,7 +48,7 @@ def names(infos: Sequence[SstInfo]) -> set[str]:
 async def collected(store: CasStore) -> set[str]:
     """Return the files that are left when a collector has deleted all it may."""
     begun_ms = await store.now_ms()
-    while await store.now_ms() <= begun_ms:  # what is as new as its list is too new for it
+    while await store.now_ms() <= begun_ms:  # a file that is as new as its list is too new for it
         pass
     await CollectJob(store, NOTHING_IS_SPARED).collect()
     return await files(store)

@@ -73,7 +73,7 @@ def test_a_snapshot_that_is_gone_is_not_renewed(monkeypatch: pytest.MonkeyPatch)
     assert pinned.is_released
 
 
-def test_what_cannot_tell_whether_it_is_needed_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_is_kept_if_its_use_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot is kept until the end of the process if it is not known whether it is needed."""
     keeping = Keeping(monkeypatch, None, None)
 

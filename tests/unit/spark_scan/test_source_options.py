@@ -225,7 +225,7 @@ KEYS = [b"a/b/c", b"a/x", b"q", b"\xff\n\x00/y", b"/"]
     ],
 )
 def test_prefixes_of_any_bytes(prefixes: Prefixes, expected: list[bytes]) -> None:
-    """Any byte in keys and delimiters stands for itself."""
+    """Any byte in keys and delimiters means itself."""
     assert prefixes.of(pa.array(KEYS, pa.binary())).to_pylist() == expected
 
 

@@ -1,4 +1,4 @@
-"""What is particular to the local store: its files, foreign files, and temporary ones."""
+"""Particulars of the local store: its files, foreign files, and temporary ones."""
 
 from __future__ import annotations
 

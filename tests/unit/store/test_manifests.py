@@ -53,7 +53,7 @@ async def test_nothing_there_is_no_database() -> None:
 
 
 @pytest.mark.parametrize("empty_lists", [1, 2])
-async def test_two_lists_tell_that_a_database_was_deleted(empty_lists: int) -> None:
+async def test_two_lists_show_that_a_database_was_deleted(empty_lists: int) -> None:
     """One empty list of a database that existed does not end its use; a second one does."""
     database = await Database.created()
     left = 0

@@ -1,4 +1,4 @@
-"""What is particular to the memory store: its clock, its views and its pages."""
+"""Particulars of the memory store: its clock, its views and its pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a local store has reported survives a power cut, and each of its syncs is needed."""
+"""A local store keeps through a power cut what it has reported, and each of its syncs is needed."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Turnstile:
 
 @dataclass(slots=True)
 class Known:
-    """What the processes know from replies."""
+    """Knowledge that the processes have from replies."""
 
     attempted: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     created: Counter[str] = field(default_factory=Counter)

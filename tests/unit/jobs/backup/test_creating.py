@@ -1,4 +1,4 @@
-"""What a backup copies, and what it does not copy again."""
+"""Objects that a backup copies, and those that it does not copy again."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ async def test_an_end_that_the_store_refuses_is_no_error() -> None:
     database = await CollectedDatabase.created()
 
     store = FaultyStore(database.another_store())
-    runtime = yielding_runtime()  # whose retries take no time
+    runtime = yielding_runtime()  # its retries take no time
     job = await begin(CasStore(store, runtime, StoreSettings()))
     for operation in ("list", "get", "create"):
         store.fail(operation, times=FOR_EVER)
@@ -196,8 +196,8 @@ async def test_a_load_that_was_committed_fences_nobody() -> None:
 
 
 async def test_two_that_commit_the_same_load_commit_it_once() -> None:
-    """Of two processes that commit the same load, the later one, or the one that is fenced and
-    tries again, finds it committed.
+    """When two processes commit the same load, the later one, or the one that is fenced and tries
+    again, finds it committed.
     """
     database = await CollectedDatabase.created()
     _, infos = await files_of(database)

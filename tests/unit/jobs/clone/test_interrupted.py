@@ -56,7 +56,7 @@ async def test_a_crash_at_any_request_leaves_no_clone_or_a_whole_one() -> None:
             is_there = False
             assert fixed == {pin.id for pin in await parent.pins() if is_pin(pin)}
         if is_crashed:
-            await parent.clone_to(target)  # nobody has completed it yet
+            await parent.clone_to(target)  # it is not complete yet
         with pytest.raises(DatabaseExists):
             await parent.clone_to(target)
         made += is_there
@@ -177,7 +177,7 @@ async def test_a_clone_whose_pin_is_gone_is_not_opened(
 
 
 async def test_of_two_that_make_a_lost_clone_again_one_does() -> None:
-    """Of two processes that make a lost clone again one succeeds; the other one, whose own pins may
+    """When two processes make a lost clone again, one succeeds; the other one, whose own pins may
     be gone by then, finds that the clone exists.
     """
     parent, clone = await everything(), Place("clone")
@@ -247,7 +247,7 @@ async def test_a_parent_that_is_gone_is_reported() -> None:
 
 
 async def test_two_may_make_the_same_clone() -> None:
-    """Of two processes that clone to one place at once, at least one succeeds, and the clone is
+    """When two processes clone to one place at once, at least one succeeds, and the clone is
     complete.
     """
     parent, clone = await everything(), Place("clone")

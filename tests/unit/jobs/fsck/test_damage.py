@@ -121,7 +121,8 @@ async def test_a_damaged_current_manifest_does_not_end_the_check() -> None:
     kinds = await found(planted)
     assert (NOW, Kind.BAD_CHECKSUM) in kinds
     assert (W[4], Kind.BAD_CHECKSUM) in kinds
-    assert Kind.ORPHAN not in [kind for _, kind in kinds]  # nobody knows what that manifest names
+    # the contents of that manifest are unknown
+    assert Kind.ORPHAN not in [kind for _, kind in kinds]
 
 
 async def test_no_manifest_that_can_be_read() -> None:

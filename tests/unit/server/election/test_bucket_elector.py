@@ -38,7 +38,7 @@ class Candidates:
     sim: Simulation
     reigning: dict[str, float] = field(default_factory=dict)  # since when
     endings: list[str] = field(default_factory=list)  # why each tenure ended
-    holders: dict[str, str] = field(default_factory=dict)  # what each was told of the holder
+    holders: dict[str, str] = field(default_factory=dict)  # the last holder reported to each
     most: int = 0  # that held the lease at one moment
 
     def elector(self, name: str) -> BucketElector:

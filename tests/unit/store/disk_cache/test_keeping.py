@@ -122,7 +122,7 @@ async def test_a_smaller_bound_frees_what_is_too_much(tmp_path: Path) -> None:
 
 
 async def test_what_is_used_stays(tmp_path: Path) -> None:
-    """Of equally old parts, those that were read since the last scan are not evicted."""
+    """Among equally old parts, those that were read since the last scan are not evicted."""
     cache = open_cache(tmp_path)
     hot = [part(number) for number in range(20)]
     await kept(cache, *hot)

@@ -143,7 +143,7 @@ def test_truncating(folder: Path, last: int) -> None:
     log = old_log(folder)
     assert log.recovered.health is LogHealth.SOUND
     assert held(log) == [*RECORDS[:last], *other]
-    end = other[-1].mark  # what was not synced yet can be cut as well
+    end = other[-1].mark  # unsynced records can be cut as well
     more = records_after(end, payloads(3), epoch=2)
     instead = records_after(end, payloads(2), epoch=3)
     log.perform([Write(more), Truncate(end), Write(instead), Flush()])

@@ -1,4 +1,4 @@
-"""What a log has reported survives power cuts, and each of its syncs is needed."""
+"""A log keeps through power cuts what it has reported, and each of its syncs is needed."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ async def test_two_phases_are_fit_without_conditions() -> None:
     assert await gathered(store.list(FOLDER)) == []
 
 
-async def test_lost_replies_do_not_look_like_an_unfit_store() -> None:
+async def test_lost_replies_do_not_count_as_an_unfit_store() -> None:
     """An own create whose reply was lost, or that takes effect late, is no violation."""
     for fate in (Fate.REPLY_LOST, Fate.LATE, Fate.REQUEST_LOST, Fate.REFUSED):
         for before in range(14):
@@ -282,7 +282,7 @@ async def test_lost_replies_do_not_look_like_an_unfit_store() -> None:
             await check_fit(store, inline_runtime(), StoreSettings())
 
 
-async def test_a_late_create_does_not_look_like_a_lost_delete() -> None:
+async def test_a_late_create_does_not_count_as_a_lost_delete() -> None:
     """A create that takes effect after its name was deleted is the network's fault, and not the
     store's.
     """
