@@ -22,6 +22,7 @@ from typing import Protocol
 import structlog
 
 from shalekv.errors import CorruptObject, LogDamaged, RecordTrimmed, ShaleError
+from shalekv.format.member_files import MemberIdentity
 from shalekv.format.wal_record import HEADER_BYTES
 from shalekv.protocol import acceptor
 from shalekv.protocol.acceptor import (
@@ -71,6 +72,8 @@ class RecentRecords:
         self._flushed_lsn = last_lsn
         self._bytes_max = bytes_max
         self.held_bytes = 0
+        # Count of truncations and resets: flushes and reads that began before the last are void.
+        self.cuts = 0
 
     @property
     def first_lsn(self) -> int:
@@ -92,6 +95,7 @@ class RecentRecords:
 
     def truncate(self, last_lsn: int) -> None:
         """Note that the log ends with `last_lsn` now."""
+        self.cuts += 1
         for lsn in range(max(self.first_lsn, last_lsn + 1), self._last_lsn + 1):
             self.held_bytes -= _size(self._records.pop(lsn))
         self._last_lsn = last_lsn
@@ -99,6 +103,7 @@ class RecentRecords:
 
     def reset(self, base_lsn: int) -> None:
         """Note that the log is empty now, and goes on behind `base_lsn`."""
+        self.cuts += 1
         self._records.clear()
         self.held_bytes = 0
         self._last_lsn = self._flushed_lsn = base_lsn
@@ -146,6 +151,96 @@ class _IdleArchiver:
     problem: str = ""
 
 
+class WriterStreams:
+    """The streams of one member, by number, and those of them that reach a writer."""
+
+    def __init__(self) -> None:
+        """Begin without streams."""
+        self._last = 0
+        self._writers: dict[int, WriterStream] = {}
+
+    def open(self, writer: WriterStream | None) -> int:
+        """Number a new stream."""
+        self._last += 1
+        if writer is not None:
+            self._writers[self._last] = writer
+        return self._last
+
+    def close(self, stream: int) -> None:
+        """Forget a stream that has ended."""
+        self._writers.pop(stream, None)
+
+    def writer(self, stream: int | None) -> WriterStream | None:
+        """Return the writer that this stream reaches, if it is open."""
+        return None if stream is None else self._writers.get(stream)
+
+    def notify(self, stream: int, refusal: Refusal) -> None:
+        """Notify a writer that this member does not follow it any more."""
+        writer = self._writers.get(stream)
+        if writer is not None:
+            reply: Future[ToProposer | None] = asyncio.get_running_loop().create_future()
+            reply.set_result(refusal)
+            writer.answer(reply, 0)
+
+    def wake(self) -> None:
+        """Have all of them check `LocalMember.notification`."""
+        for writer in self._writers.values():
+            writer.wake()
+
+
+class LogDisk:
+    """The disk of one log: what is written to it, and the space for more."""
+
+    def __init__(self, member_log: MemberLog, syncer: Syncer, *, bytes_max: int) -> None:
+        """The log may have `bytes_max`, all of which is not in the archive."""
+        self.log = member_log
+        # Records were refused, because the log was too large, since this was cleared.
+        self.is_space_wanted = False
+        self._syncer = syncer
+        self._bytes_max = bytes_max
+        self._hints: list[CommittedUpTo] = []  # not on the disk yet; only the last one counts
+        self._is_full = False
+
+    @property
+    def full_problem(self) -> str:
+        """Reason for refusing records; empty: there is space."""
+        size_bytes, bound = self.log.size_bytes, self._bytes_max
+        if size_bytes >= bound:
+            return f"{size_bytes} bytes are not in the archive, and {bound} are allowed"
+        return "the disk is full" if self._is_full else ""
+
+    def exceeds(self, records: Sequence[Record]) -> bool:
+        """Whether the log would be too large with these records."""
+        size_bytes = sum(len(record.payload) + HEADER_BYTES for record in records)
+        return self.log.size_bytes + size_bytes > self._bytes_max
+
+    def has_space(self, records: Sequence[Record]) -> bool:
+        """Whether space for these records is allocated."""
+        if not self.log.has_space(records):
+            return False
+        self._is_full = False
+        return True
+
+    async def make_space(self, records: Sequence[Record]) -> bool:
+        """Allocate space for records; False: the disk is full."""
+        self._is_full = not await self._syncer.make_space(self.log, records)
+        return not self._is_full
+
+    def delay(self, effects: Sequence[Effect]) -> None:
+        """Keep effects that need not be durable until others are submitted."""
+        self._hints += [effect for effect in effects if isinstance(effect, CommittedUpTo)][-1:]
+
+    def submit(self, effects: Sequence[Effect]) -> Future[int]:
+        """Queue effects for the disk, behind those that were queued before."""
+        hints, self._hints = self._hints[-1:], []
+        on_disk = [effect for effect in effects if not isinstance(effect, Reply)]
+        return self._syncer.submit(self.log, [*hints, *on_disk])
+
+    async def trim(self, base: LogEnd) -> None:
+        """Trim the log, after everything submitted before."""
+        await self._syncer.trim(self.log, base)
+
+
 class LocalMember:
     """The log of one database. All methods must be called in the thread of the event loop."""
 
@@ -153,36 +248,33 @@ class LocalMember:
         self, member_log: MemberLog, syncer: Syncer, settings: SafekeeperSettings, runtime: Runtime
     ) -> None:
         """REQUIRES: `member_log` was just opened or created, and nothing else writes to it."""
-        self.identity = member_log.identity
         self.state: AcceptorState = member_log.recovered
         self.archiver_status: ArchiverStatus = _IdleArchiver()
         self.archiver_id = b""  # the member that the writer has appointed; empty: none
         self.writer_heard_ms: float | None = None  # time of the leader's last message
-        self.log = member_log
-        self._syncer = syncer
-        self._settings = settings
+        self._disk = LogDisk(member_log, syncer, bytes_max=settings.unarchived_bytes_max)
         self._runtime = runtime
         self._recent = RecentRecords(self.state.log.last.lsn, settings.recent_bytes_max)
-        self._streams = 0
-        self._writers: dict[int, WriterStream] = {}  # by stream
-        # Count of truncations and resets: flushes and reads that began before the last are void.
-        self._cuts = 0
-        self._hints: list[CommittedUpTo] = []  # not on the disk yet; only the last one counts
-        self._is_disk_full = False
-        # Records were refused, because the log was too large, since `clear_space_wanted`.
-        self.is_space_wanted = False
+        self._streams = WriterStreams()
         self._ended: ShaleError | None = None
         self._changed = asyncio.Event()  # set, and replaced, whenever more is committed
+
+    @property
+    def log(self) -> MemberLog:
+        """The files of this member."""
+        return self._disk.log
+
+    @property
+    def identity(self) -> MemberIdentity:
+        """The database and the id of this member."""
+        return self.log.identity
 
     # The protocol.
 
     def open_stream(self, writer: WriterStream | None = None) -> int:
         """Number a new stream. Raises the error of `end`."""
         self._check_not_ended()
-        self._streams += 1
-        if writer is not None:
-            self._writers[self._streams] = writer
-        return self._streams
+        return self._streams.open(writer)
 
     async def take(self, stream: int, message: ToAcceptor) -> Awaitable[ToProposer | None]:
         """Step a message, and return an awaitable of its reply.
@@ -200,8 +292,7 @@ class LocalMember:
         self.state = state
         overtaken = acceptor.overtaken(before, state)
         if overtaken is not None and overtaken[0] != stream:
-            self._notify(*overtaken)
-        self._cuts += any(isinstance(effect, Truncate | Reset) for effect in effects)
+            self._streams.notify(*overtaken)
         if state.leader == stream:
             self._note_leader_message(message)
         reply = self._carry_out(effects)
@@ -221,7 +312,7 @@ class LocalMember:
         self._check_not_ended()
         has_space = await self._make_space(message.records)
         self._check_not_ended()
-        writer = self._writers.get(self.state.leader or 0)
+        writer = self._streams.writer(self.state.leader)
         stepped = acceptor.step_relayed(self.state, message, has_space=has_space)
         if stepped is None or writer is None:
             return False
@@ -244,7 +335,7 @@ class LocalMember:
 
     def disconnected(self, stream: int) -> None:
         """Note that a stream has ended: its messages do not count any more."""
-        self._writers.pop(stream, None)
+        self._streams.close(stream)
         self.state = acceptor.disconnected(self.state, stream)
 
     # Reading the log.
@@ -258,7 +349,7 @@ class LocalMember:
         """
         while True:
             self.check_readable(first_lsn)
-            cuts = self._cuts
+            cuts = self._recent.cuts
             last_lsn = min(last_lsn, self.state.log.last.lsn)
             if first_lsn > last_lsn:
                 return []
@@ -270,10 +361,10 @@ class LocalMember:
                     self.log.read, first_lsn, on_disk, bytes_max
                 )
             except (CorruptObject, LogDamaged) as error:
-                if cuts == self._cuts:
+                if cuts == self._recent.cuts:
                     self._found_damaged(error)
                 continue
-            if cuts == self._cuts:  # else the log was cut meanwhile: read again
+            if cuts == self._recent.cuts:  # else the log was cut meanwhile: read again
                 return found
 
     def first_of_object(self, wal_id: int) -> int:
@@ -315,9 +406,14 @@ class LocalMember:
 
     # ArchiverStatus.
 
+    @property
+    def is_space_wanted(self) -> bool:
+        """Whether records were refused since `clear_space_wanted`, as the log was too large."""
+        return self._disk.is_space_wanted
+
     def clear_space_wanted(self) -> None:
         """Clear `is_space_wanted`, because the archive is about to be polled for a trim."""
-        self.is_space_wanted = False
+        self._disk.is_space_wanted = False
 
     async def note_archived(self, wal_id: int, base: LogEnd) -> None:
         """Note that all objects up to `wal_id` were seen in the archive; trim the log up to `base`.
@@ -329,11 +425,10 @@ class LocalMember:
         if not shape.holds(base):
             return
         self.state = acceptor.archived(self.state, wal_id, base)
-        for writer in self._writers.values():
-            writer.wake()
+        self._streams.wake()
         if base.lsn > shape.base.lsn:
             self._recent.trim(base.lsn)
-            await self._syncer.trim(self.log, base)
+            await self._disk.trim(base)
 
     @property
     def unarchived_bytes(self) -> int:
@@ -343,10 +438,7 @@ class LocalMember:
     @property
     def full_problem(self) -> str:
         """Reason for refusing records; empty: there is space."""
-        if self.unarchived_bytes >= self._settings.unarchived_bytes_max:
-            bound = self._settings.unarchived_bytes_max
-            return f"{self.unarchived_bytes} bytes are not in the archive, and {bound} are allowed"
-        return "the disk is full" if self._is_disk_full else ""
+        return self._disk.full_problem
 
     # The end.
 
@@ -357,7 +449,7 @@ class LocalMember:
 
     async def settle(self) -> None:
         """Wait until the effects of all messages taken are durable."""
-        await self._submit([Flush()])
+        await self._disk.submit([Flush()])
 
     def _note_leader_message(self, message: ToAcceptor) -> None:
         """Note the time of a message of the leader, and the archiver that it appoints."""
@@ -371,22 +463,19 @@ class LocalMember:
             new = [record for record in records if record.lsn > self.state.log.last.lsn]
             if not new:
                 return True
-            size_bytes = sum(len(record.payload) + HEADER_BYTES for record in new)
-            if self.unarchived_bytes + size_bytes > self._settings.unarchived_bytes_max:
+            if self._disk.exceeds(new):
                 self._want_space()
                 return False
-            if self.log.has_space(new):
-                self._is_disk_full = False
+            if self._disk.has_space(new):
                 return True
             # Checked again afterwards: a relayed message may have taken the space meanwhile.
-            self._is_disk_full = not await self._syncer.make_space(self.log, new)
-            if self._is_disk_full:
+            if not await self._disk.make_space(new):
                 return False
 
     def _want_space(self) -> None:
         """Have the archiver poll: objects that fill the log may have been archived since."""
         if not self.is_space_wanted:
-            self.is_space_wanted = True
+            self._disk.is_space_wanted = True
             self._wake()
 
     def _carry_out(self, effects: Sequence[Effect]) -> Future[ToProposer | None]:
@@ -404,29 +493,23 @@ class LocalMember:
                 case Reset():
                     self._recent.reset(effect.base.lsn)
         if any(isinstance(effect, _AWAITED_EFFECTS) for effect in effects):
-            self._submit(effects).add_done_callback(self._when_durable(reply, message))
+            self._disk.submit(effects).add_done_callback(self._when_durable(reply, message))
         else:
-            self._hints += [effect for effect in effects if isinstance(effect, CommittedUpTo)][-1:]
+            self._disk.delay(effects)
             reply.set_result(message)
         return reply
-
-    def _submit(self, effects: Sequence[Effect]) -> Future[int]:
-        """Queue effects for the disk, behind those that were queued before."""
-        hints, self._hints = self._hints[-1:], []
-        on_disk = [effect for effect in effects if not isinstance(effect, Reply)]
-        return self._syncer.submit(self.log, [*hints, *on_disk])
 
     def _when_durable(
         self, reply: Future[ToProposer | None], message: ToProposer | None
     ) -> Callable[[Future[int]], None]:
-        cuts = self._cuts
+        cuts = self._recent.cuts
 
         def finish(durable: Future[int]) -> None:
             if durable.cancelled():
                 reply.cancel()
                 return
             error = durable.exception()
-            if error is None and cuts == self._cuts:
+            if error is None and cuts == self._recent.cuts:
                 self._note_flushed(durable.result())
             if reply.done():  # the caller has gone
                 return
@@ -438,14 +521,6 @@ class LocalMember:
 
         return finish
 
-    def _notify(self, stream: int, refusal: Refusal) -> None:
-        """Notify a writer that this member does not follow it any more."""
-        writer = self._writers.get(stream)
-        if writer is not None:
-            reply: Future[ToProposer | None] = asyncio.get_running_loop().create_future()
-            reply.set_result(refusal)
-            writer.answer(reply, 0)
-
     def _found_damaged(self, error: ShaleError) -> None:
         """Note that the disk has lost records that were written to it."""
         self._check_not_ended()  # the files of a member that has ended may be gone
@@ -456,8 +531,8 @@ class LocalMember:
         self.state, effects = acceptor.damaged(self.state)
         for effect in effects:
             if isinstance(effect, Reply) and isinstance(effect.message, Refusal):
-                self._notify(effect.stream, effect.message)
-        _ = self._submit(effects)  # nobody waits for it
+                self._streams.notify(effect.stream, effect.message)
+        _ = self._disk.submit(effects)  # nobody waits for it
 
     def _note_flushed(self, lsn: int) -> None:
         self._recent.flushed(lsn)
@@ -466,7 +541,7 @@ class LocalMember:
             database_id = self.identity.database_id.hex()
             log.info("a log that had lost records is whole again", database_id=database_id, lsn=lsn)
             self.state = state
-            _ = self._submit(effects)  # nothing waits for these
+            _ = self._disk.submit(effects)  # nothing waits for these
 
     def check_readable(self, lsn: int) -> None:
         """Raise as `records` does if the record with this LSN cannot be read, now or ever."""
