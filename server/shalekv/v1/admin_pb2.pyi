@@ -499,7 +499,7 @@ class WatchStatus(_message.Message):
     buffered_bytes_max: _builtins.int
     """As above."""
     commits_told: _builtins.int
-    """Commits that were told, one for each watch that was told of it."""
+    """Delivered commits; one that went to several watches counts for each."""
     catching_up: _builtins.int
     """Watches that read the WAL from the store now, since they began in the past or were slow."""
     cut: _builtins.int

@@ -122,7 +122,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def IngestSst(self, request, context):
-        """Commits SST files that stand ready in the object store as one load.
+        """Commits SST files that are ready in the object store as one load.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,7 @@ class AdminStub:
     DeleteSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteSnapshotRequest, _admin_pb2.DeleteSnapshotReply]
     """Deletes a snapshot. Deleting one that does not exist fails with NOT_FOUND."""
     IngestSst: _aio.UnaryUnaryMultiCallable[_admin_pb2.IngestSstRequest, _admin_pb2.IngestSstReply]
-    """Commits SST files that stand ready in the object store as one load."""
+    """Commits SST files that are ready in the object store as one load."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """What operators and tools call."""
@@ -98,6 +98,6 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.IngestSstRequest,
         context: _aio.ServicerContext[_admin_pb2.IngestSstRequest, _abc.Awaitable[_admin_pb2.IngestSstReply]],
     ) -> _abc.Awaitable[_admin_pb2.IngestSstReply]:
-        """Commits SST files that stand ready in the object store as one load."""
+        """Commits SST files that are ready in the object store as one load."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _aio.Server) -> None: ...

@@ -163,10 +163,10 @@ class RequestHeader(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     min_seq: _builtins.int
     """Of a read: the state must contain the commit with this sequence number. The server waits for
-    it within the deadline of the call, or for `seq_wait_ms_max` (server setting) if it has none;
-    then the call ends with DEADLINE_EXCEEDED (reason SEQ_NOT_REACHED), which tells how far the
-    server got. A commit that a snapshot does not hold is refused at once with INVALID_ARGUMENT,
-    since it never will. Ignored by writes. 0: no requirement.
+    it within the deadline of the call, or for 30 seconds if it has none; then the call ends with
+    DEADLINE_EXCEEDED (reason SEQ_NOT_REACHED) and the number that the server has reached. A commit
+    that a snapshot does not hold is refused at once with INVALID_ARGUMENT, since it never will.
+    Ignored by writes. 0: no requirement.
     """
     max_staleness_ms: _builtins.int
     """Of a read: the state must not be older than this many milliseconds. A reader that is behind
@@ -245,7 +245,7 @@ class ReplyHeader(_message.Message):
     lapsed time since the reader has asked the store and found nothing newer, so no clock but its
     own matters; where safekeepers hold the log, since a majority of them was asked, or else by
     the store's clock (server/docs/reading.md). 0 in a view of a snapshot, and at the writer, but
-    for further pages of a scan, which tell how old their view has become.
+    for further pages of a scan, which report the age of their view.
     """
     def __init__(
         self,
@@ -383,7 +383,7 @@ class BatchGetRequest(_message.Message):
 
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """1 to 10,000 keys (server setting `batch_count_max`). A key may stand here more than once."""
+        """1 to 10,000 keys (server setting `batch_count_max`). A key may occur more than once."""
 
     def __init__(
         self,
@@ -1017,8 +1017,8 @@ class Compare(_message.Message):
     @_builtins.property
     def range_empty(self) -> Global___KeyRange:
         """The range has no keys. Refused with RESOURCE_EXHAUSTED (reason RANGE_TOO_COSTLY) when more
-        than `compare_count_max` (server setting) deleted or expired keys stand before the first
-        that has a value.
+        than `compare_count_max` (server setting) deleted or expired keys precede the first that
+        has a value.
         """
 
     def __init__(
@@ -1552,7 +1552,7 @@ Global___SessionResult: _TypeAlias = SessionResult  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):
-    """Opens or closes a watch on the stream, or tells how far one was processed. Exactly one of the
+    """Opens or closes a watch on the stream, or reports how far one was processed. Exactly one of the
     fields is set.
     """
 
@@ -1606,9 +1606,9 @@ class WatchCreate(_message.Message):
     """Chosen by the client; comes back in every reply. Unique on the stream."""
     start_seq: _builtins.int
     """The first commit to report. 0: the next one; for a consumer that has a lease, the first that
-    the lease keeps: at or before the first that it has not acknowledged, so that it may be told
-    the last acknowledged commits again (at least once). When it is no longer in the WAL, the watch
-    is closed with OUT_OF_RANGE (reason WAL_COLLECTED), which tells the oldest that is.
+    the lease keeps: at or before the first that it has not acknowledged, so that it may get the
+    last acknowledged commits again (at least once). When it is no longer in the WAL, the watch is
+    closed with OUT_OF_RANGE (reason WAL_COLLECTED) and the number of the oldest that is.
     """
     previous_value: _builtins.bool
     """Also report the value that each change replaced, as far as it is known: a watch that begins
@@ -1835,14 +1835,14 @@ class WatchChange(_message.Message):
     end: _builtins.bytes
     """The end of a range delete."""
     previous_unknown: _builtins.bool
-    """The value before was asked for, and nobody knows any more whether there was one."""
+    """The value before was asked for, and it is not known any more whether there was one."""
     @_builtins.property
     def entry(self) -> Global___Entry:
         """The key and its new value."""
 
     @_builtins.property
     def previous(self) -> Global___Entry:
-        """The value before, when it was asked for and there was one. Not told of a range delete."""
+        """The value before, when it was asked for and there was one. Not set for a range delete."""
 
     def __init__(
         self,

@@ -3,10 +3,8 @@
 isort:skip_file
 The manifest: the state of a database, stored as manifest/<id>.manifest.
 
-The names of the fields are those of the design document that introduced the manifest; where
-its types did not fit (string keys, numeric SST ids, 32-bit offsets) bytes, UUIDs and 64-bit
-numbers stand in their place. The envelope around this message (magic, version, checksum) is
-specified in server/docs/formats.md.
+Keys are bytes, SSTs have UUIDs, and offsets have 64 bits. The envelope around this message
+(magic, version, checksum) is specified in server/docs/formats.md.
 """
 
 from collections import abc as _abc
@@ -349,11 +347,11 @@ class SstInfo(_message.Message):
     first_key: _builtins.bytes
     """The first key in the SST."""
     filter_offset: _builtins.int
-    """Where the filter stands in the object, bytes. A length of 0: no filter."""
+    """The offset of the filter in the object, bytes. A length of 0: no filter."""
     filter_len: _builtins.int
     """The length of the filter, bytes."""
     block_meta_offset: _builtins.int
-    """Where the index of blocks stands in the object, bytes."""
+    """The offset of the index of blocks in the object, bytes."""
     block_meta_len: _builtins.int
     """The length of the index, bytes."""
     last_key: _builtins.bytes

@@ -564,7 +564,7 @@ class Append(_message.Message):
 
     @_builtins.property
     def commit_peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RelayTarget]:
-        """The members that are to be told how far the log is committed."""
+        """The members to which the commit position is to be sent."""
 
     def __init__(
         self,
@@ -692,7 +692,7 @@ Global___Appended: _TypeAlias = Appended  # noqa: Y015
 
 @_typing.final
 class Archived(_message.Message):
-    """All objects up to `wal_id` are in the archive, as this member has seen itself. Told unasked, after
+    """All objects up to `wal_id` are in the archive, as this member has seen itself. Sent unasked, after
     Joined and whenever it has moved.
     """
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SafekeeperStub:
-    """One node, which may hold the logs of several databases. Errors are told as by the service Kv.
+    """One node, which may hold the logs of several databases. Errors are reported as by the service Kv.
     """
 
     def __init__(self, channel):
@@ -73,7 +73,7 @@ class SafekeeperStub:
 
 
 class SafekeeperServicer:
-    """One node, which may hold the logs of several databases. Errors are told as by the service Kv.
+    """One node, which may hold the logs of several databases. Errors are reported as by the service Kv.
     """
 
     def Admit(self, request, context):
@@ -89,7 +89,7 @@ class SafekeeperServicer:
 
     def Propose(self, request_iterator, context):
         """The protocol between a writer and this member. The first message names the database; then each
-        message of the writer has one answer, appends of no records excepted. Archived is told unasked,
+        message of the writer has one answer, appends of no records excepted. Archived is sent unasked,
         and so is Appended of records that came by Relay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -184,7 +184,7 @@ def add_SafekeeperServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Safekeeper:
-    """One node, which may hold the logs of several databases. Errors are told as by the service Kv.
+    """One node, which may hold the logs of several databases. Errors are reported as by the service Kv.
     """
 
     @staticmethod

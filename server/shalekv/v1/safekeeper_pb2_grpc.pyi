@@ -17,7 +17,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SafekeeperStub:
-    """One node, which may hold the logs of several databases. Errors are told as by the service Kv."""
+    """One node, which may hold the logs of several databases. Errors are reported as by the service Kv."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Admit: _aio.UnaryUnaryMultiCallable[_safekeeper_pb2.AdmitRequest, _safekeeper_pb2.AdmitReply]
@@ -29,7 +29,7 @@ class SafekeeperStub:
     """
     Propose: _aio.StreamStreamMultiCallable[_safekeeper_pb2.ProposeRequest, _safekeeper_pb2.ProposeReply]
     """The protocol between a writer and this member. The first message names the database; then each
-    message of the writer has one answer, appends of no records excepted. Archived is told unasked,
+    message of the writer has one answer, appends of no records excepted. Archived is sent unasked,
     and so is Appended of records that came by Relay.
     """
     Relay: _aio.StreamStreamMultiCallable[_safekeeper_pb2.RelayRequest, _safekeeper_pb2.RelayReply]
@@ -55,7 +55,7 @@ class SafekeeperStub:
     """
 
 class SafekeeperServicer(metaclass=_abc_1.ABCMeta):
-    """One node, which may hold the logs of several databases. Errors are told as by the service Kv."""
+    """One node, which may hold the logs of several databases. Errors are reported as by the service Kv."""
 
     @_abc_1.abstractmethod
     def Admit(
@@ -77,7 +77,7 @@ class SafekeeperServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_safekeeper_pb2.ProposeRequest], _abc.AsyncIterator[_safekeeper_pb2.ProposeReply]],
     ) -> _abc.AsyncIterator[_safekeeper_pb2.ProposeReply]:
         """The protocol between a writer and this member. The first message names the database; then each
-        message of the writer has one answer, appends of no records excepted. Archived is told unasked,
+        message of the writer has one answer, appends of no records excepted. Archived is sent unasked,
         and so is Appended of records that came by Relay.
         """
 
