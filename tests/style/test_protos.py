@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from google.protobuf.descriptor import ServiceDescriptor
 
+from shalekv.cli.console.settings_flags import settings_of
+from shalekv.settings import AnyConfig
 from shalekv.v1 import admin_pb2, kv_pb2
+from tests.style.sources import ROOT
+
+_SETTING = re.compile(r"`(\w+)` \(server setting\)|server setting `(\w+)`")
 
 
 def services() -> list[ServiceDescriptor]:
@@ -34,3 +41,12 @@ def test_unary_messages_have_headers() -> None:
         != [("header", 1, "RequestHeader"), ("header", 1, "ReplyHeader")]
     ]
     assert wrong == []
+
+
+def test_comments_name_settings_that_exist() -> None:
+    """Each server setting that a comment names is one."""
+    protos = [path.read_text() for path in (ROOT / "protos/shalekv/v1").glob("*.proto")]
+    comments = re.sub(r"\n\s*//", "", "".join(protos))
+    named = {name for pair in _SETTING.findall(comments) for name in pair if name}
+    assert "value_bytes_max" in named
+    assert named - {setting.name for setting in settings_of(AnyConfig)} == set()
