@@ -106,7 +106,7 @@ async def test_silence_is_waited_out(election: Election) -> None:
 
 
 async def test_another_server_is_asked_when_one_is_gone(etcd_server: EtcdServer) -> None:
-    """Of several servers of etcd one that answers is enough."""
+    """An election needs only one of several etcd servers."""
     election = in_etcd(etcd_server)
     servers = f"etcd://127.0.0.1:{free_port()},"
     several = replace(election, elect=election.elect.replace("etcd://", servers))

@@ -68,7 +68,7 @@ class PendingRows:
         self._before = 0  # bytes of keys and values before the first row
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Return the count of rows."""
         return len(self._ends)
 
     @property

@@ -71,7 +71,7 @@ def write(log: MemberLog, records: Iterable[Record]) -> None:
 
 
 def held(log: MemberLog) -> list[Record]:
-    """All records that can be read, from the base that was found on."""
+    """Read all records, from the base that the log had on opening."""
     return log.read(log.recovered.log.base.lsn + 1, ALL, ALL)
 
 

@@ -106,7 +106,7 @@ class _Reading:
     received_at_ms: float  # by the monotonic clock of this process
 
     def ahead_of_ms(self, earlier: _Reading) -> float:
-        """How much more time has passed for the store than here since `earlier`."""
+        """Return by how much the store's clock has gained on ours since `earlier`."""
         passed_ms = self.received_at_ms - earlier.received_at_ms
         return self.store_ms - earlier.store_ms - passed_ms
 

@@ -80,7 +80,7 @@ class RecordRun(NamedTuple):
 
 @dataclass(slots=True)
 class Index:
-    """All records after `base`, and perhaps some before it that are in the same segment."""
+    """Index of the records after `base`, and perhaps of some before it in the same segment."""
 
     base: LogEnd
     last: LogEnd

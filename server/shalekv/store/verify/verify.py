@@ -1,4 +1,4 @@
-"""All checks of a store: each with the guarantee that rests on it, their run, and the short form.
+"""Checks of a store, each with the guarantee that rests on it: the full run, and the short form.
 
 `verification` runs all checks, one after another, and deletes their objects. `check_fit` is the
 short form, of some 23 requests, before a store is used for a new database.
