@@ -173,13 +173,13 @@ class ElectionLease:
     """The lease of the elected writer. It is renewed by a later one with the same nonce."""
 
     holder: str  # HOST:PORT at which clients reach the holder
-    nonce: bytes  # drawn for each tenure
+    nonce: bytes  # drawn for each term
     ttl_ms: int
     is_released: bool = False  # it may be taken over at once
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class ObservedLease:
     """The newest lease that a candidate has seen, and when it saw it first, by its own clock.
 
     `seen_ms` is a time of the monotonic clock of the candidate.
@@ -198,14 +198,16 @@ class Sighting:
         return self.seen_ms + self.lease.ttl_ms - now_ms
 
 
-def sight(before: Sighting | None, lease_id: int, lease: ElectionLease, now_ms: float) -> Sighting:
-    """Return the sighting of a candidate that sees this lease as the newest one at `now_ms`."""
+def observe(
+    before: ObservedLease | None, lease_id: int, lease: ElectionLease, now_ms: float
+) -> ObservedLease:
+    """Return the observation of a candidate that sees this lease as the newest at `now_ms`."""
     if before is not None and before.lease_id == lease_id:
         return before
-    return Sighting(lease_id, lease, now_ms)
+    return ObservedLease(lease_id, lease, now_ms)
 
 
-def lapses_ms(renewed_ms: float, ttl_ms: int) -> float:
+def lapse_at_ms(renewed_ms: float, ttl_ms: int) -> float:
     """Return when the holder loses a lease whose last renewal was sent at `renewed_ms`."""
     return renewed_ms + HOLD_SHARE * ttl_ms
 
@@ -220,7 +222,9 @@ def poll_wait_ms(ttl_ms: int, chance: float) -> float:
     return ttl_ms / POLLS * (0.5 + 0.5 * chance)
 
 
-def look_wait_ms(seen: Sighting | None, ttl_ms: int, chance: float, now_ms: float) -> float:
+def next_poll_wait_ms(
+    seen: ObservedLease | None, ttl_ms: int, chance: float, now_ms: float
+) -> float:
     """Return the time until the next poll of a candidate: at most until the lease `seen` ends."""
     wait_ms = poll_wait_ms(ttl_ms, chance)
     left_ms = 0.0 if seen is None else seen.left_ms(now_ms)

@@ -246,7 +246,7 @@ class Compactor:
 
         Objects that were not published are garbage from now on.
         """
-        await self._leases.give_up(self._manifest)
+        await self._leases.release(self._manifest)
 
     async def _loop(self, tasks: asyncio.TaskGroup, *, is_once: bool) -> None:
         failures = 0

@@ -100,11 +100,11 @@ class CompactorLeases:
         """Forget a lease, since its job is over."""
         self._held.remove(held)
 
-    def offer(self, held: HeldLease) -> None:
+    def keep_for_next(self, held: HeldLease) -> None:
         """Keep a lease that is in the manifest for the next job."""
         self._free.append(held)
 
-    async def give_up(self, manifest: LeaseManifest) -> None:
+    async def release(self, manifest: LeaseManifest) -> None:
         """Remove all leases from the manifest. Raises what the edit raises."""
         gone = [each.lease.id for each in (*self._free, *self._held)]
 
@@ -216,5 +216,5 @@ async def claim_compaction(
         return current.compactor_nonce == nonce and has_lease(current, held.lease.id)
 
     claimed = await stored.edit(claim, landed)
-    leases.offer(held)
+    leases.keep_for_next(held)
     return CompactedManifest(stored, CompactorId(claimed.compactor_epoch, nonce))

@@ -106,13 +106,13 @@ async def divide_range(
     for start, end in pairwise([b"", *borders, b""]):
         keys = KeyRange(start, end)
         runs = [[info for info in run if overlaps(info, keys)] for run in job.sources]
-        held = [run for run in runs if run]
-        if not held:
+        overlapping = [run for run in runs if run]
+        if not overlapping:
             continue
         part = MergePart(
             author=owner,
             target_level=job.target_level,
-            sources=held,
+            sources=overlapping,
             keys=keys,
             older=OlderKeys(),  # the job includes all older versions
             expiry_horizon_ms=expiry_horizon_ms,
@@ -120,7 +120,7 @@ async def divide_range(
             levels=limits.levels,
             memory_bytes=limits.memory_bytes,
             bytes_per_s=limits.bytes_per_s,
-            origins=narrowed(origins, {info.id for run in held for info in run}),
+            origins=narrowed(origins, {info.id for run in overlapping for info in run}),
         )
         parts.append(part)
     return parts

@@ -121,7 +121,7 @@ class Compactions:
         finally:
             self._leases.drop(held)
             if kept is not None:
-                self._leases.offer(kept)
+                self._leases.keep_for_next(kept)
         self.counters.jobs += 1
         self.counters.read_bytes += outcome.read_bytes
         self.counters.written_bytes += outcome.written_bytes
@@ -230,7 +230,7 @@ async def merge_tail(store: CasStore, settings: CompactorConfig, *, holder: str)
     try:
         return await _merge(store, manifest, leases, settings)
     finally:
-        await leases.give_up(manifest)
+        await leases.release(manifest)
 
 
 async def _merge(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from operator import attrgetter
 
 from shalekv.errors import IllegalState, ShaleError
 from shalekv.format import names
 from shalekv.format.columns import Columns, Section
-from shalekv.format.records import decode_load
 from shalekv.format.sst import Sst, open_sst
 from shalekv.jobs.compact.merge import first_versions, newest, visible
 from shalekv.jobs.compact.outputs import LevelWriter, Outputs
@@ -29,6 +26,7 @@ from shalekv.protocol.entry import (
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Manifest
 from shalekv.protocol.sst_table import SstInfo
+from shalekv.read.replay import loads_of
 from shalekv.settings import MIB
 from shalekv.store.cas import CasStore
 
@@ -184,16 +182,6 @@ async def _read_slots(
             task.cancel()
     if failure is not None:
         raise failure
-
-
-def loads_of(found: Sst) -> Iterator[CommittedLoad]:
-    """Yield the loads that a WAL object commits, oldest first. Raises `CorruptObject`."""
-    name = found.properties.name
-    wal_id = names.parse_wal_name(name)
-    assert wal_id is not None  # it was read by this name
-    for entry in sorted(found.control_entries(), key=attrgetter("seq")):
-        load = decode_load(name, entry)
-        yield CommittedLoad(load.load_id, load.ssts, entry.seq, wal_id)
 
 
 async def _read(store: CasStore, wal_id: int, database_id: bytes) -> Sst | ShaleError:

@@ -30,8 +30,15 @@ from shalekv.format.names import (
     parse_election_name,
     parse_temporary_name,
 )
-from shalekv.protocol.lease import KEPT, ElectionLease, Sighting, is_outdated, look_wait_ms, sight
-from shalekv.server.election.elector import HolderChanged, Tenure
+from shalekv.protocol.lease import (
+    KEPT,
+    ElectionLease,
+    ObservedLease,
+    is_outdated,
+    next_poll_wait_ms,
+    observe,
+)
+from shalekv.server.election.elector import HolderChanged, LeasedTerm
 from shalekv.store.cas import CasStore, Claimed, Taken
 
 FIRST_ID = 0
@@ -53,24 +60,24 @@ class BucketElector:
         self._holder = holder
         self._ttl_ms = ttl_ms
         self._on_holder_change = on_holder_change
-        self._seen: Sighting | None = None
+        self._seen: ObservedLease | None = None
 
-    async def campaign(self) -> Tenure:
+    async def campaign(self) -> LeasedTerm:
         """Implement `Elector.campaign`."""
         while True:
             try:
                 async with asyncio.timeout(self._ttl_ms / 1_000):
-                    tenure = await self._attempt()
+                    term = await self._attempt()
             except (StoreUnavailable, TimeoutError) as error:
                 _log.warning("election goes on without an answer", problem=str(error))
-                tenure = None
-            if tenure is not None:
-                return tenure
+                term = None
+            if term is not None:
+                return term
             now_ms = self._clock.monotonic_ms()
             chance = self._random.random()
-            await self._clock.sleep_ms(look_wait_ms(self._seen, self._ttl_ms, chance, now_ms))
+            await self._clock.sleep_ms(next_poll_wait_ms(self._seen, self._ttl_ms, chance, now_ms))
 
-    async def _attempt(self) -> Tenure | None:
+    async def _attempt(self) -> LeasedTerm | None:
         seen = self._seen
         if seen is not None:
             seen = await self._follow(seen)
@@ -83,34 +90,34 @@ class BucketElector:
                 return None
         return await self._take(ids[-1] + 1 if ids else FIRST_ID)
 
-    async def _follow(self, seen: Sighting) -> Sighting:
+    async def _follow(self, seen: ObservedLease) -> ObservedLease:
         """Read the leases after this one, as far as there are any."""
         while (after := await self._read(seen.lease_id + 1)) is not None:
             seen = after
         return seen
 
-    async def _read(self, lease_id: int) -> Sighting | None:
+    async def _read(self, lease_id: int) -> ObservedLease | None:
         """Read this lease, the newest that is known then; None: it does not exist."""
         try:
             data = (await self._store.get(election_name(lease_id))).data
         except ObjectNotFound:
             return None
-        return self._sight(lease_id, data)
+        return self._observe(lease_id, data)
 
-    def _sight(self, lease_id: int, data: bytes) -> Sighting:
+    def _observe(self, lease_id: int, data: bytes) -> ObservedLease:
         # A lease that cannot be decoded lasts as long as one of this process.
         lease = decode_lease(lease_id, data) or ElectionLease("", b"", self._ttl_ms)
-        self._seen = sight(self._seen, lease_id, lease, self._clock.monotonic_ms())
+        self._seen = observe(self._seen, lease_id, lease, self._clock.monotonic_ms())
         self._on_holder_change("" if lease.is_released else lease.holder)
         return self._seen
 
-    async def _take(self, lease_id: int) -> Tenure | None:
+    async def _take(self, lease_id: int) -> LeasedTerm | None:
         nonce = self._random.randbytes(NONCE_BYTES)
         lease = ElectionLease(self._holder, nonce, self._ttl_ms)
         sent_ms = self._clock.monotonic_ms()
         outcome = await self._store.claim(election_name(lease_id), encode_lease(lease_id, lease))
         if isinstance(outcome, Taken):
-            self._sight(lease_id, outcome.data)
+            self._observe(lease_id, outcome.data)
             return None
         self._seen = None
         names = await self._names()
@@ -121,7 +128,7 @@ class BucketElector:
         self._on_holder_change(self._holder)
         _log.info("elected", lease_id=lease_id, holder=self._holder)
         held = BucketLease(self._store, lease, lease_id, names)
-        return Tenure(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
+        return LeasedTerm(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
 
     async def _names(self) -> list[str]:
         return [info.name async for info in self._store.list(ELECTION_FOLDER)]

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from shalekv.clock import Clock
 from shalekv.errors import InvalidSetting
-from shalekv.protocol.lease import lapses_ms, renew_wait_ms
+from shalekv.protocol.lease import lapse_at_ms, renew_wait_ms
 
 BUCKET = "bucket"
 ETCD_SCHEME = "etcd://"
@@ -114,7 +114,7 @@ HolderChanged = Callable[[str], None]
 
 
 class RenewableLease(Protocol):
-    """A lease that this process holds; `Tenure` keeps it."""
+    """A lease that this process holds; `LeasedTerm` keeps it."""
 
     async def renew(self) -> str | None:
         """Renew the lease, with retries; returns None, or the reason why that is impossible."""
@@ -152,8 +152,8 @@ class Elector(Protocol):
         ...
 
 
-class Tenure:
-    """A `Term` that rests on a `RenewableLease`, renewed and given up in time.
+class LeasedTerm:
+    """A `Term` that lasts as long as a `RenewableLease`, which it renews.
 
     held ---- renewed every third of the TTL ----> held
      |
@@ -200,7 +200,7 @@ class Tenure:
 
     async def _lapse(self) -> str:
         while True:
-            left_ms = lapses_ms(self._renewed_ms, self._ttl_ms) - self._clock.monotonic_ms()
+            left_ms = lapse_at_ms(self._renewed_ms, self._ttl_ms) - self._clock.monotonic_ms()
             if left_ms <= 0:
                 return f"the lease could not be renewed within its {self._ttl_ms} ms"
             await self._clock.sleep_ms(left_ms)

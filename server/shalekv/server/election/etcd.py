@@ -27,7 +27,7 @@ from shalekv.clock import Clock
 from shalekv.format.election import NONCE_BYTES
 from shalekv.protocol.lease import poll_wait_ms
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.server.election.elector import EtcdAddress, HolderChanged, Tenure
+from shalekv.server.election.elector import EtcdAddress, HolderChanged, LeasedTerm
 
 T = TypeVar("T")
 
@@ -124,22 +124,22 @@ class EtcdElector:
         self._on_holder_change = on_holder_change
         self._is_unavailable = False
 
-    async def campaign(self) -> Tenure:
+    async def campaign(self) -> LeasedTerm:
         """Implement `Elector.campaign`."""
         while True:
             try:
-                tenure = await self._attempt()
+                term = await self._attempt()
             except EtcdUnavailable as error:
                 if not self._is_unavailable:
                     _log.warning("election goes on without an answer", problem=str(error))
                 self._is_unavailable = True
             else:
                 self._is_unavailable = False
-                if tenure is not None:
-                    return tenure
+                if term is not None:
+                    return term
             await self._clock.sleep_ms(poll_wait_ms(self._ttl_ms, self._random.random()))
 
-    async def _attempt(self) -> Tenure | None:
+    async def _attempt(self) -> LeasedTerm | None:
         found = await self._client.holder()
         self._on_holder_change("" if found is None else _holder_in(found))
         if found is not None:
@@ -157,7 +157,7 @@ class EtcdElector:
         self._on_holder_change(self._holder)
         _log.info("elected", lease_id=f"{lease_id:x}", holder=self._holder)
         held = EtcdLease(self._client, self._clock, lease_id, value, self._ttl_ms)
-        return Tenure(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
+        return LeasedTerm(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
 
 
 class EtcdLease:

@@ -47,13 +47,18 @@ from shalekv.format.election import NONCE_BYTES
 from shalekv.protocol.lease import (
     RENEWALS,
     ElectionLease,
-    Sighting,
-    look_wait_ms,
+    ObservedLease,
+    next_poll_wait_ms,
+    observe,
     poll_wait_ms,
-    sight,
 )
 from shalekv.runtime import Runtime
-from shalekv.server.election.elector import HolderChanged, KubernetesPlace, Tenure, check_namespace
+from shalekv.server.election.elector import (
+    HolderChanged,
+    KubernetesPlace,
+    LeasedTerm,
+    check_namespace,
+)
 
 API_VERSION = "coordination.k8s.io/v1"
 HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
@@ -353,18 +358,18 @@ class KubernetesElector:
         self._holder = holder
         self._ttl_ms = ttl_ms
         self._on_holder_change = on_holder_change
-        self._seen: Sighting | None = None
+        self._seen: ObservedLease | None = None
         self._spec: Document = {}  # of the Lease when it was last read
         self._changes = 0  # count of its changes that were seen
         self._problem = ""
 
-    async def campaign(self) -> Tenure:
+    async def campaign(self) -> LeasedTerm:
         """Implement `Elector.campaign`."""
         identity = f"{self._holder}_{self._random.randbytes(NONCE_BYTES).hex()}"
         while True:
             least_ms = 0.0
             try:
-                tenure = await self._attempt(identity)
+                term = await self._attempt(identity)
             except KubernetesUnavailable as error:
                 least_ms = min(error.wait_ms, self._ttl_ms)
                 if str(error) != self._problem:
@@ -372,13 +377,13 @@ class KubernetesElector:
                 self._problem = str(error)
             else:
                 self._problem = ""
-                if tenure is not None:
-                    return tenure
+                if term is not None:
+                    return term
             now_ms, chance = self._clock.monotonic_ms(), self._random.random()
-            wait_ms = look_wait_ms(self._seen, self._ttl_ms, chance, now_ms)
+            wait_ms = next_poll_wait_ms(self._seen, self._ttl_ms, chance, now_ms)
             await self._clock.sleep_ms(max(wait_ms, least_ms))
 
-    async def _attempt(self, identity: str) -> Tenure | None:
+    async def _attempt(self, identity: str) -> LeasedTerm | None:
         found = await self._leases.get()
         if found is None:
             self._seen = None
@@ -386,7 +391,7 @@ class KubernetesElector:
             sent_ms = self._clock.monotonic_ms()
             taken = await self._leases.create(self._claim(identity, transitions=0))
         else:
-            seen = self._sight(found)
+            seen = self._observe(found)
             is_ours = found.holder == identity  # by a request whose answer was lost
             if not is_ours and not seen.is_over(self._clock.monotonic_ms()):
                 return None
@@ -400,7 +405,7 @@ class KubernetesElector:
         self._on_holder_change(self._holder)
         _log.info("elected", lease=identity, holder=self._holder)
         held = HeldKubernetesLease(self._leases, self._clock, taken, self._ttl_ms)
-        return Tenure(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
+        return LeasedTerm(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
 
     def _claim(self, identity: str, *, transitions: int) -> dict[str, Any]:
         now = _now(self._clock)
@@ -412,7 +417,7 @@ class KubernetesElector:
             "leaseTransitions": transitions,
         }
 
-    def _sight(self, found: KubernetesLease) -> Sighting:
+    def _observe(self, found: KubernetesLease) -> ObservedLease:
         """Update the state of the Lease; its age counts from the last change of its `spec`."""
         if self._seen is None or found.spec != self._spec:
             self._spec = found.spec
@@ -420,7 +425,7 @@ class KubernetesElector:
         holder = _address_in(found.holder)
         ttl_ms = found.ttl_ms or self._ttl_ms
         lease = ElectionLease(holder, b"", ttl_ms, is_released=not found.holder)
-        self._seen = sight(self._seen, self._changes, lease, self._clock.monotonic_ms())
+        self._seen = observe(self._seen, self._changes, lease, self._clock.monotonic_ms())
         self._on_holder_change(holder)
         return self._seen
 

@@ -15,7 +15,7 @@ from shalekv.protocol.lease import KEPT, ElectionLease
 from shalekv.runtime import Runtime
 from shalekv.server.database import create_database
 from shalekv.server.election.bucket import BucketElector, BucketLease
-from shalekv.server.election.elector import Tenure
+from shalekv.server.election.elector import LeasedTerm
 from shalekv.settings import CollectorSettings, StoreSettings
 from shalekv.store.cas import CasStore, Claimed
 from shalekv.store.memory import MemoryObjects, MemoryStore
@@ -37,7 +37,7 @@ class Candidates:
 
     sim: Simulation
     reigning: dict[str, float] = field(default_factory=dict)  # since when
-    endings: list[str] = field(default_factory=list)  # why each tenure ended
+    endings: list[str] = field(default_factory=list)  # why each term ended
     holders: dict[str, str] = field(default_factory=dict)  # the last holder reported to each
     most: int = 0  # that held the lease at one moment
 
@@ -74,9 +74,9 @@ class Candidates:
     async def _campaign(self, name: str) -> None:
         elector = self.elector(name)
         while True:
-            tenure: Tenure = await elector.campaign()
+            term: LeasedTerm = await elector.campaign()
             self.began(name)
-            self._over(name, await tenure.keep())
+            self._over(name, await term.keep())
 
     def _note_holder(self, name: str, holder: str) -> None:
         self.holders[name] = holder
@@ -119,11 +119,11 @@ async def test_a_crash_is_followed_by_another_holder(sim: Simulation) -> None:
 async def test_a_released_lease_is_taken_at_once(sim: Simulation) -> None:
     """A released lease is taken without waiting for its TTL."""
     candidates = Candidates(sim)
-    tenure = await sim.node("a").run(candidates.elector("a").campaign())
+    term = await sim.node("a").run(candidates.elector("a").campaign())
     candidates.start("b")
     await sim.sleep_ms(TTL_MS / 2)
     assert not candidates.reigning
-    await sim.node("a").run(tenure.resign())
+    await sim.node("a").run(term.resign())
     resigned_ms = sim.now_ms
     assert await candidates.reigns_somebody() == "b"
     assert sim.now_ms - resigned_ms < TTL_MS / 3
@@ -134,11 +134,11 @@ async def test_a_renewal_that_was_cut_off_does_not_hinder_the_release(sim: Simul
     """A holder that ends in the middle of a renewal can still release its lease."""
     candidates = Candidates(sim)
     node = sim.node("a")
-    tenure = await node.run(candidates.elector("a").campaign())
+    term = await node.run(candidates.elector("a").campaign())
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(TTL_MS / 3_000 + 0.015):  # the create is on its way
-            await node.run(tenure.keep())
-    await node.run(tenure.resign())
+            await node.run(term.keep())
+    await node.run(term.resign())
     assert await ids(sim) == [0, 1, 2]
     candidates.start("b")
     await sim.sleep_ms(TTL_MS / 3)
@@ -187,13 +187,13 @@ async def test_a_rival_ends_a_tenure(sim: Simulation) -> None:
     """A holder that finds another's lease under the next name has lost its own, and names it."""
     candidates = Candidates(sim)
     node = sim.node("a")
-    tenure = await node.run(candidates.elector("a").campaign())
+    term = await node.run(candidates.elector("a").campaign())
     runtime = sim.runtime_for("b")
     cas = CasStore(sim.store_for("b"), runtime, StoreSettings())
     seen = await cas.get(election_name(0))
     await sim.store_for("b").create(election_name(1), seen.data)  # not of that id
-    assert await node.run(tenure.keep()) == "somebody else has taken the lease"
-    await node.run(tenure.resign())
+    assert await node.run(term.keep()) == "somebody else has taken the lease"
+    await node.run(term.resign())
     assert await ids(sim) == [0, 1]
 
 

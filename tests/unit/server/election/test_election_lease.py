@@ -19,12 +19,12 @@ from shalekv.format.names import (
 from shalekv.protocol.lease import (
     KEPT,
     ElectionLease,
-    Sighting,
+    ObservedLease,
     is_outdated,
-    lapses_ms,
+    lapse_at_ms,
+    observe,
     poll_wait_ms,
     renew_wait_ms,
-    sight,
 )
 from shalekv.server.election.elector import (
     BucketPlace,
@@ -51,26 +51,26 @@ def test_a_holder_gives_up_before_a_candidate_may_take_over(
     """A holder gives up in time, however late a candidate sees a renewal, and even if the
     candidate's clock is a little faster.
     """
-    lapsed_ms = lapses_ms(sent_ms, ttl_ms)
+    lapsed_ms = lapse_at_ms(sent_ms, ttl_ms)
     seen_ms = sent_ms + travel_ms
-    sighting = Sighting(1, ElectionLease("h", b"", ttl_ms), seen_ms)
+    observed = ObservedLease(1, ElectionLease("h", b"", ttl_ms), seen_ms)
     elapsed_ms = (lapsed_ms - seen_ms) * drift  # by the clock of the candidate
-    assert not sighting.is_over(seen_ms + elapsed_ms)
+    assert not observed.is_over(seen_ms + elapsed_ms)
 
 
 def test_a_lease_lasts_from_its_first_sighting() -> None:
-    """A lease ages from its first sighting; a released one is over at once."""
-    first = sight(None, 7, LEASE, 100.0)
-    assert sight(first, 7, LEASE, 900.0) is first
+    """A lease ages from its first observed; a released one is over at once."""
+    first = observe(None, 7, LEASE, 100.0)
+    assert observe(first, 7, LEASE, 900.0) is first
     assert not first.is_over(100.0 + TTL_MS - 1)
     assert first.is_over(100.0 + TTL_MS)
-    assert not sight(first, 8, LEASE, 100.0 + TTL_MS).is_over(100.0 + TTL_MS)
-    assert sight(None, 7, RELEASED, 100.0).is_over(100.0)
+    assert not observe(first, 8, LEASE, 100.0 + TTL_MS).is_over(100.0 + TTL_MS)
+    assert observe(None, 7, RELEASED, 100.0).is_over(100.0)
 
 
 def test_several_renewals_fit_into_a_lease() -> None:
     """A lease survives one failed renewal; candidates poll more often than holders renew."""
-    assert 2 * renew_wait_ms(TTL_MS) < lapses_ms(0.0, TTL_MS)
+    assert 2 * renew_wait_ms(TTL_MS) < lapse_at_ms(0.0, TTL_MS)
     assert poll_wait_ms(TTL_MS, 0.0) < poll_wait_ms(TTL_MS, 1.0) < renew_wait_ms(TTL_MS)
 
 
