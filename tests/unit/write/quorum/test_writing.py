@@ -112,7 +112,10 @@ async def test_full_majority_refuses_and_goes_on_by_itself() -> None:
 
 @virtual_time(5)
 async def test_memory_for_what_is_not_archived_is_bounded() -> None:
-    """Without an archive, writes wait at the bound, then are refused; with it they resume."""
+    """Without an archive, writes wait at the bound, then are refused, and calls end as unknown.
+
+    With an archive, writes resume.
+    """
     database = await QuorumDatabase.created()
     async with database.writing(unarchived_log_bytes_max=256 * KIB) as writing:
         await writing.put(b"a")
@@ -121,7 +124,10 @@ async def test_memory_for_what_is_not_archived_is_bounded() -> None:
         while not any(not write.outcomes for write in writes[-3:-1]):
             writes.append(writing.write(b"k%02d" % len(writes), bytes(64 * KIB)))
             await LoopClock().sleep_ms(20)
+        waiting = await waits_for(writing)
         await until(lambda: _refuses(writing, LogFull))
+        with pytest.raises(OutcomeUnknown):
+            await waiting
         report = writing.slots.report()
         assert 256 * KIB <= report.unarchived_bytes < 330 * KIB
         database.let_archive(True)
