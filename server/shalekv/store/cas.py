@@ -38,6 +38,8 @@ from shalekv.store.retry import RETRY_INITIAL_MS, RETRY_MAX_MS, Backoff, Refusal
 
 log = structlog.get_logger()
 
+BACKOFF = Backoff(RETRY_INITIAL_MS, RETRY_MAX_MS)
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -82,11 +84,18 @@ class CasStore:
     decides. Each attempt counts as a request.
     """
 
-    def __init__(self, store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        runtime: Runtime,
+        settings: StoreSettings,
+        *,
+        backoff: Backoff = BACKOFF,
+    ) -> None:
         """`store` sends one request for each attempt."""
         self.runtime = runtime
-        self.settings = settings
-        self.backoff = Backoff(RETRY_INITIAL_MS, RETRY_MAX_MS)
+        self.settings = settings  # with which stores of other databases are opened, too
+        self.backoff = backoff
         self.url = store.url
         self.cas_mode = store.cas_mode
         self.sent = store.sent

@@ -230,8 +230,7 @@ async def put_manifest(store: ObjectStore, manifest: Manifest) -> None:
 def archiver_of(
     log: HeldLog, store: ObjectStore, runtime: Runtime, settings: ArchivingSettings = EAGER
 ) -> Archiver:
-    cas = CasStore(store, runtime, StoreSettings())
-    cas.backoff = QUICK_RETRIES
+    cas = CasStore(store, runtime, StoreSettings(), backoff=QUICK_RETRIES)
     return Archiver(log, cas, settings)
 
 
