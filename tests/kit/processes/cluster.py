@@ -79,7 +79,6 @@ TINY = {
     "collect-age-s": 1,
     "wal-retention-s": 0,
     "foreign-file-age-s": 5,
-    "memtable-segment-bytes": 64 << 10,
     "direct-ingest-bytes": 64 << 10,
     "block-cache-bytes": 64 << 10,
     "metadata-cache-bytes": 1 << 20,
