@@ -82,8 +82,7 @@ VALUES_WITHOUT_CASE: Mapping[str, str] = {
 LIMITS_WITHOUT_CASE: Mapping[str, str] = {
     "scan_message_bytes": "where a stream is cut is the server's affair, within 3.5 MiB",
     "snapshot_view_bytes_max": "what is kept ready is the server's affair",
-    "result_wait_ms": "takes clients that take no results: tests/unit/server/test_scan_stream.py",
-    "result_stalled_ms": "as above: tests/e2e/test_unread_scans.py",
+    "result_stalled_ms": "takes clients that take no results: tests/e2e/test_unread_scans.py",
 }
 
 

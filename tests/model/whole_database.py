@@ -30,7 +30,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from tests.kit.constants import undo_drawn
+from tests.kit.constants import draw, undo_drawn
 from tests.kit.inline_runtime import InlineWorkers
 from tests.sim.loop import SimLoop
 from tests.sim.nodes import Node
@@ -89,8 +89,9 @@ class WholeDatabase:
         update = {
             "direct_ingest_bytes": DIRECT_INGEST_BYTES,
             "idempotency_window_s": 86_400,
-            "uncompacted_loads_max_count": 10_000,  # whether anybody compacts is drawn
         }
+        # Whether anybody compacts is drawn.
+        draw({"shalekv.write.engine:UNCOMPACTED_LOADS_MAX": 10_000})
         settings = drawn.model_copy(update={"writer": drawn.writer.model_copy(update=update)})
         self.writer = self._on(
             node, Writer.open(self._store(), settings=settings, runtime=self._runtime())

@@ -25,6 +25,7 @@ from shalekv.server.writer import Writer
 from shalekv.settings import StoreSettings, WriterConfig, WriterSettings
 from shalekv.store.api import ObjectStore
 from shalekv.write.quorum.links import Links
+from tests.kit.constants import draw
 from tests.sim.history import History
 from tests.sim.network import Gate, Match
 from tests.sim.nodes import Node
@@ -105,6 +106,8 @@ class Cluster:
             settings = with_writer(settings, NARROW)
         if self.has_loads:
             settings = with_writer(settings, LOADING)
+            # In peace no compactor runs.
+            draw({"shalekv.write.engine:UNCOMPACTED_LOADS_MAX": 10_000})
         self._draw_time(name)
         self.settings[name] = settings.writer
         node = self.running[name] = self.sim.node(name)

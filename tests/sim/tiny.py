@@ -23,10 +23,7 @@ WINDOW_S = 86_400
 LIVES_S = (3, 8, 20)  # of snapshots and leases, at pace 1
 OPEN_TTL_S = 40  # of the snapshots of openers
 NARROW = {"queued_bytes_max": 5_000, "admission_waiting_bytes_max": 4_000}  # a few writes fill them
-LOADING = {
-    "direct_ingest_bytes": 1_000,  # all batches without conditions are larger
-    "uncompacted_loads_max_count": 10_000,  # in peace no compactor runs
-}
+LOADING = {"direct_ingest_bytes": 1_000}  # all batches without conditions are larger
 
 
 def draw_settings(random: Random) -> WriterConfig:

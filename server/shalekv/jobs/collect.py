@@ -47,6 +47,7 @@ from shalekv.store.api import IsCollected, ObjectInfo, RequestCounts
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest, edit_deadline
 
+DELETES_PER_S_COUNT = 1_000  # a third of what a prefix of S3 takes: others use it as well
 BATCH_MAX = 1_000  # the most that object stores delete with one request
 # An index without blocks, and a footer without keys: an object with any entry is larger.
 FENCE_BYTES = len(encode_index(())) + MIN_FOOTER_BYTES
@@ -286,7 +287,7 @@ class CollectJob:
         self._settings = settings
         self._active = ActiveManifests(store)
         self._fences = Fences(store)
-        self._deleter = Deleter(store, per_s_count=settings.deletes_per_s_count)
+        self._deleter = Deleter(store, per_s_count=DELETES_PER_S_COUNT)
 
     @property
     def url(self) -> str:

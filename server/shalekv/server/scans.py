@@ -46,6 +46,7 @@ from shalekv.v1 import kv_pb2
 
 # Time for which a view is kept after the end of its scan: a client that lost the connection with
 # the last messages of a scan asks for them again soon.
+STALLS_WAITED = 2  # times `result_stalled_ms`, before a scan that waits for memory is refused
 ENDED_TTL_MS = 5_000
 # Size of an entry in a message beside key and value, at most: five tags, 5 + 3 + 5 bytes of
 # lengths (of entry, key and value), and two numbers of up to 10 bytes.
@@ -499,18 +500,22 @@ class Scans:
         return ReplyBuffer(
             self.result_budget,
             message_bytes=self._limits.scan_message_bytes,
-            wait_ms=self._limits.result_wait_ms,
+            wait_ms=self._wait_ms,
             close=close,
             call=call,
         )
+
+    @property
+    def _wait_ms(self) -> int:
+        """How long a scan waits for memory: long enough for stalled ones to be ended."""
+        return STALLS_WAITED * self._limits.result_stalled_ms
 
     def _ahead(self, opened: OpenView) -> AbstractAsyncContextManager[Share | None]:
         """Hold memory for blocks of the levels; stalled scans are ended to free some."""
         pinned = opened.view.pinned
         if pinned is None:
             return nullcontext()
-        wait_ms = self._limits.result_wait_ms
-        return pinned.ssts.ahead.held(SCAN_AHEAD_BYTES, wait_ms=wait_ms, stalls=self._stalls)
+        return pinned.ssts.ahead.held(SCAN_AHEAD_BYTES, wait_ms=self._wait_ms, stalls=self._stalls)
 
     async def _slices(
         self, opened: OpenView, keys: KeyRange, *, reverse: bool

@@ -189,10 +189,3 @@ class CollectorSettings(Settings):
         "newest of them.",
         json_schema_extra={"user": "operator: storage against how far back a watch can begin"},
     )
-    deletes_per_s_count: int = Field(
-        default=1_000,
-        ge=1,
-        le=1_000_000,
-        description="Most objects that the collector deletes in a second.",
-        json_schema_extra={"user": "operator of a store that limits requests"},
-    )

@@ -16,7 +16,6 @@ RENAMED: Mapping[str, str] = {
     "compactor.record_kept_s": "compactor.idempotency_record_kept_s",
     "compactor.expired_kept_s": "compactor.expired_value_kept_s",
     "collector.foreign_age_s": "collector.foreign_file_age_s",
-    "safekeeper.retire_interval_ms": "safekeeper.log_retire_interval_ms",
     "archiving.archive_look_interval_ms": "archiving.archive_list_interval_ms",
     "archiving.archive_unasked_ms": "archiving.archive_unappointed_ms",
 }
@@ -80,6 +79,13 @@ REMOVED: Mapping[str, str] = {
     "snapshot_view_bytes_max",
     "limits.seq_wait_ms_max": "a read without a deadline waits for 30 seconds for its min_seq",
     "writer.expiry_scan_interval_s": "SSTs are scanned for expired values every 10 minutes",
+    "limits.result_wait_ms": "a scan waits for memory for twice result_stalled_ms",
+    "collector.deletes_per_s_count": "the collector deletes at most 1,000 objects a second",
+    "writer.uncompacted_loads_max_count": "at most 64 loads are not compacted",
+    "archiving.archive_manifest_interval_ms": "a safekeeper checks each minute that a manifest "
+    "still names it",
+    "safekeeper.retire_interval_ms": "a safekeeper checks each minute for logs that are not "
+    "needed any more",
 }
 
 

@@ -89,16 +89,6 @@ class WriterSettings(Settings):
         "writes wait for admission, and one that is larger is refused at once.",
         json_schema_extra={"user": "operator sizing memory"},
     )
-    uncompacted_loads_max_count: int = Field(
-        default=64,
-        ge=1,
-        le=500,
-        description="Most loads, large batches included, that are not compacted yet. Beyond it "
-        "loads wait for admission: each load is one more sorted run that reads must search.",
-        json_schema_extra={
-            "user": "operator of bulk loads: speed of loading against that of reads"
-        },
-    )
     fence_poll_ms: int = Field(
         default=5_000,
         ge=10,
@@ -409,21 +399,9 @@ class SafekeeperSettings(Settings):
         default=64 * MIB,
         ge=0,
         le=1024 * GIB,
-        description="Memory for the end of one log, for replicas and members that follow closely. "
+        description="Memory for the end of one log, from which replicas and members read. "
         "Records that are not on the disk yet are held in addition.",
         json_schema_extra={"user": "operator sizing memory"},
-    )
-    log_retire_interval_ms: int = Field(
-        default=60_000,
-        ge=10,
-        le=86_400_000,
-        description="Interval at which this node checks the manifests for logs that are not needed "
-        "any more, milliseconds. A log that two checks have found unneeded is deleted; one that is "
-        "not fully archived is set aside after ten checks. A log that was requested and is in no "
-        "manifest yet is kept for ten checks as well.",
-        json_schema_extra={
-            "user": "operator: cost of requests against disk that unneeded logs take"
-        },
     )
 
 
@@ -444,14 +422,6 @@ class ArchivingSettings(Settings):
         description="Interval at which a safekeeper lists the archive, and drops what is there "
         "from its log, milliseconds. It lists nothing while there is nothing to drop.",
         json_schema_extra={"user": "operator: cost of requests against disk"},
-    )
-    archive_manifest_interval_ms: int = Field(
-        default=60_000,
-        ge=10,
-        le=3_600_000,
-        description="Interval at which a safekeeper checks that a manifest still names it, "
-        "milliseconds.",
-        json_schema_extra={"user": "operator: cost of requests of many databases"},
     )
     archive_unappointed_ms: int = Field(
         default=30_000,

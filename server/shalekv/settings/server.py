@@ -279,16 +279,6 @@ class LimitSettings(Settings):
         "the smaller the messages are; a large value waits until it fits.",
         json_schema_extra={"user": "operator sizing memory"},
     )
-    result_wait_ms: int = Field(
-        default=10_000,
-        ge=0,
-        le=600_000,
-        description="How long a scan waits for memory for a large value before it ends with "
-        "RESOURCE_EXHAUSTED, milliseconds.",
-        json_schema_extra={
-            "user": "operator: waiting against an early refusal when memory is short"
-        },
-    )
     result_stalled_ms: int = Field(
         default=5_000,
         ge=10,

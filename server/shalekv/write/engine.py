@@ -128,6 +128,8 @@ class Ownership:
 # can be dropped.
 PRESSED_POLL_MS = 500
 PRESSED_PARTS = 8  # "much" is an eighth of the memory for uncompacted writes
+# Each load that is not compacted is one more sorted run that reads must search.
+UNCOMPACTED_LOADS_MAX = 64
 LOADS_POLL_MS = 20  # interval of polling whether loads were compacted
 HELD_PARTS = 4  # scans may keep a quarter of that memory after compaction, then they are ended
 
@@ -176,7 +178,7 @@ class CompactionBacklog:
         settings = self.settings
         return (
             2 * self.memory_bytes > settings.memtable_bytes_max
-            or 2 * self._load_count() > settings.uncompacted_loads_max_count
+            or 2 * self._load_count() > UNCOMPACTED_LOADS_MAX
         )
 
     def poll_ms(self) -> int:
@@ -190,12 +192,11 @@ class CompactionBacklog:
         """Wait until one more load may be committed. Raises `MemtableFull` after a while."""
         settings = self.settings
         waited_ms = 0
-        while (load_count := self._load_count()) >= settings.uncompacted_loads_max_count:
+        while (load_count := self._load_count()) >= UNCOMPACTED_LOADS_MAX:
             if waited_ms >= settings.admission_timeout_ms:
                 message = (
-                    f"{load_count} loads are not compacted, as many as "
-                    "uncompacted_loads_max_count allows: the compactor is behind, or does not "
-                    "run. Try again later"
+                    f"{load_count} loads are not compacted, as many as there may be: the "
+                    "compactor is behind, or does not run. Try again later"
                 )
                 raise MemtableFull(message, retry_after_ms=RETRY_AFTER_MS)
             await self._clock.sleep_ms(LOADS_POLL_MS)

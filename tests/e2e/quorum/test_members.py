@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from shalekv.cli.console.exit_codes import ExitCode
+from tests.kit.constants import variables
 from tests.kit.processes.child import Child, Line
 from tests.kit.processes.cluster import LENIENT, Cluster
 from tests.kit.processes.history import History
@@ -15,6 +16,7 @@ from tests.kit.processes.load import WITHIN_S, Load, read_state
 from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of, run_seed
 
+QUICK = variables({"shalekv.server.safekeeper.node:LOG_RETIRE_INTERVAL_MS": 200})
 WRITES = 30  # in each part of a test
 WATCHFUL = ("--fence-poll-ms", "200", *LENIENT)  # sees the manifest soon
 
@@ -33,7 +35,8 @@ async def loaded(history: History, writer: Child) -> AsyncIterator[Load]:
 
 async def begun(processes: Processes, folder: Path, *, more: int) -> tuple[Cluster, Child]:
     """Create a database on three safekeepers, with more that run, and its writer."""
-    cluster = await Cluster.started(processes, folder, "--log-retire-interval-ms", "200")
+    cluster = Cluster(processes, folder, count=3, env=QUICK)
+    await cluster.start()
     writer = await cluster.serve(*WATCHFUL)
     added = [cluster.add_node() for _ in range(more)]
     await asyncio.gather(*(cluster.start_node(index) for index in added))

@@ -10,12 +10,14 @@ from random import Random
 
 from shalekv.clock import LoopClock
 from shalekv_client import ChangeKind, Client, WatchCommit
+from tests.kit.constants import variables
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import LENIENT, POLL_MS, Cluster
 from tests.kit.processes.history import Fate, History
 from tests.kit.processes.load import TIMEOUT_MS, Load, read_state
 from tests.kit.processes.processes import Processes
 
+QUICK = variables({"shalekv.server.safekeeper.node:LOG_RETIRE_INTERVAL_MS": 200})
 WRITES = 30  # in each part of a test
 PROBES = 3  # puts and deletes of one key, one of each in each part
 DEADLINE_S = 200
@@ -104,7 +106,8 @@ async def test_there_and_back_again(processes: Processes, tmp_path: Path) -> Non
     before is fenced each time, and a replica follows through all of it.
     """
     history = History(15)
-    cluster = await Cluster.started(processes, tmp_path, "--log-retire-interval-ms", "200")
+    cluster = Cluster(processes, tmp_path, count=3, env=QUICK)
+    await cluster.start()
     writer = await processes.serve(cluster.url, NO_COMPACTOR)
     reader = await cluster.read()
     await _check_both(history, writer, reader)

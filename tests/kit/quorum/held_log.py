@@ -38,7 +38,6 @@ DEADLINE_S = 30
 # Polls and takes over as soon as it can: no test waits for a timeout.
 EAGER = ArchivingSettings(
     archive_list_interval_ms=10,
-    archive_manifest_interval_ms=10,
     archive_unappointed_ms=10,
 )
 # Never does what it was not asked for.

@@ -151,7 +151,7 @@ def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
                 f"{NODE}.node:RELAY_QUEUE_BYTES_MAX": random.choice([2_000, MUCH_BYTES]),
                 f"{NODE}.propose:TAIL_MESSAGE_BYTES_MAX": random.choice([500, MUCH_BYTES]),
                 f"{NODE}.propose:TAIL_HEARTBEAT_MS": random.choice([1_000, 5_000]),
-                "log_retire_interval_ms": random.choice(RETIRE_MS),
+                f"{NODE}.node:LOG_RETIRE_INTERVAL_MS": random.choice(RETIRE_MS),
             }
         )
     )
@@ -161,7 +161,7 @@ def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
                 "archive_parallel_uploads": random.choice([1, 4]),
                 f"{NODE}.archiver:UPLOAD_TIMEOUT_MS": int(random.choice([1_000, 20_000]) * pace),
                 "archive_list_interval_ms": int(random.choice([500, 3_000]) * pace),
-                "archive_manifest_interval_ms": int(random.choice([2_000, 20_000]) * pace),
+                f"{NODE}.archiver:MANIFEST_INTERVAL_MS": int(random.choice([2_000, 20_000]) * pace),
                 "archive_unappointed_ms": int(random.choice([1_000, 10_000]) * pace),
                 f"{NODE}.archiver:PAUSE_MS": random.choice([0, 20]),
                 f"{NODE}.archiver:READ_BYTES": random.choice([500, MUCH_BYTES]),

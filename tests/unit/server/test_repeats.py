@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from shalekv.errors import ConditionFailed, KeyExpired, MemtableFull
 from shalekv.v1 import kv_pb2
 from shalekv.write.idempotency import Remembered
+from tests.kit.constants import set_constants
 from tests.kit.engine.databases import Database
 from tests.kit.serving.roles import (
     COMMITTED,
@@ -173,7 +174,6 @@ async def test_key_is_remembered_for_its_window() -> None:
 
 SMALL: dict[str, Any] = {
     "direct_ingest_bytes": 65_536,
-    "uncompacted_loads_max_count": 2,
     "admission_timeout_ms": 0,
 }
 
@@ -182,8 +182,11 @@ def large(key: bytes) -> kv_pb2.WriteRequest:
     return kv_pb2.WriteRequest(changes=[put(key, bytes(100_000))])
 
 
-async def test_loads_wait_for_compaction_and_are_refused() -> None:
+async def test_loads_wait_for_compaction_and_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Beyond the bound a large batch is refused with advice, until loads are compacted."""
+    set_constants(monkeypatch, {"shalekv.write.engine:UNCOMPACTED_LOADS_MAX": 2})
     database = await Database.created()
     async with serving(database, **SMALL) as writer:
         for key in (b"a", b"b"):

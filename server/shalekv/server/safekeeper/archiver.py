@@ -44,6 +44,7 @@ from shalekv.write.quorum.archive import Archive
 
 log = structlog.get_logger()
 
+MANIFEST_INTERVAL_MS = 60_000  # between checks that a manifest names this member: one request
 UPLOAD_TIMEOUT_MS = 60_000  # an upload of 8 MiB takes so long at 1 Mbit/s
 PAUSE_MS = 20  # between checks for complete objects: it bounds the work, and is a part of an upload
 READ_BYTES = 4 * MIB  # of a log at once, to find complete objects
@@ -81,7 +82,7 @@ class PollTimer:
         """End a poll; `is_manifest_read` says that the manifest need not be read again soon."""
         self._due_ms = self._polled_ms + self._settings.archive_list_interval_ms
         if is_manifest_read:
-            interval_ms = self._settings.archive_manifest_interval_ms
+            interval_ms = MANIFEST_INTERVAL_MS
             self._manifest_due_ms = self._polled_ms + interval_ms
 
 

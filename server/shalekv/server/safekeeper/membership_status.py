@@ -41,7 +41,7 @@ from shalekv.write.quorum.links import DatabasePlace, MemberStatus
 
 log = structlog.get_logger()
 
-# Checks in a row, at intervals of `log_retire_interval_ms`, before a member is discarded.
+# Checks in a row, at intervals of `LOG_RETIRE_INTERVAL_MS`, before a member is discarded.
 _UNNAMED_CHECKS = 2
 _UNARCHIVED_CHECKS = 10
 _UNTOUCHED_CHECKS = 10

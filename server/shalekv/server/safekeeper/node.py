@@ -52,6 +52,9 @@ from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, parse_url
 from shalekv.write.quorum.links import DatabasePlace, NodeStatus, RelayLinks
 
 _ID_BYTES = 16
+# Checks of the manifests for logs that are not needed: a request for each, and disk that is freed
+# some minutes later.
+LOG_RETIRE_INTERVAL_MS = 60_000
 # Appends that wait to be forwarded to one other node: beyond it they are dropped, and the writer
 # sends them itself.
 RELAY_QUEUE_BYTES_MAX = 16 * MIB
@@ -372,7 +375,7 @@ class Node:
     async def _retire_loop(self) -> None:
         try:
             while True:
-                await self._runtime.clock.sleep_ms(self.settings.safekeeper.log_retire_interval_ms)
+                await self._runtime.clock.sleep_ms(LOG_RETIRE_INTERVAL_MS)
                 for hosted in self._hosted.values():
                     async with self._membership_lock:
                         if self._has(hosted):

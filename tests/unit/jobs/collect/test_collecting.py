@@ -19,6 +19,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
+from tests.kit.constants import constants
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
 from tests.kit.inline_runtime import InlineClock, inline_runtime
 from tests.kit.store import FaultyStore
@@ -168,7 +169,8 @@ async def test_garbage_goes_in_an_order_that_leaves_no_hole() -> None:
     await database.merge()
     database.pass_time()
     store = FaultyStore(database.store)
-    await database.collecting(store, deletes_per_s_count=7).collect()
+    with constants({"shalekv.jobs.collect:DELETES_PER_S_COUNT": 7}):
+        await database.collecting(store).collect()
     deleted = ",".join(store.asked("delete")).split(",")
     folders = [name.partition("/")[0] for name in deleted]
     assert [*dict.fromkeys(folders)] == ["manifest", "wal", "levels"]

@@ -9,6 +9,7 @@ import pytest
 from shalekv.errors import LeaseLost
 from shalekv.format import names
 from shalekv.jobs.collect import CollectJob
+from tests.kit.constants import set_constants
 from tests.kit.engine.collection import TTL_S, CollectedDatabase
 from tests.kit.store import (
     FaultyStore,
@@ -21,7 +22,11 @@ from tests.kit.store import (
 
 Event = Callable[[], Awaitable[object]]
 Prepare = Callable[[CollectedDatabase], Awaitable[Event]]
-COLLECTION: dict[str, int] = {"deletes_per_s_count": 2}
+
+
+@pytest.fixture(autouse=True)
+def _slow_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_constants(monkeypatch, {"shalekv.jobs.collect:DELETES_PER_S_COUNT": 2})
 
 
 async def with_garbage() -> CollectedDatabase:
@@ -46,7 +51,7 @@ async def collect_beside(prepare: Prepare) -> int:
     async def run(at: int) -> FaultyStore:
         database = original.copy()
         store = FaultyStore(database.store, before=at_request(at, await prepare(database)))
-        await database.collecting(store, **COLLECTION).collect()
+        await database.collecting(store).collect()
         await database.check_reachable()
         database.pass_time()
         await database.collecting().collect()
@@ -159,7 +164,7 @@ async def test_killed_collector_leaves_a_correct_database() -> None:
 
     async def run(process: MortalProcess) -> None:
         database = original.copy()
-        collecting: CollectJob = database.collecting(process.store(database.store), **COLLECTION)
+        collecting: CollectJob = database.collecting(process.store(database.store))
         await process.run(collecting.collect())
         await database.check_reachable()
         await database.collecting().collect()

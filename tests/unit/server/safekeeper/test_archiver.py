@@ -17,7 +17,7 @@ from shalekv.protocol.quorum_records import LogHealth
 from shalekv.runtime import Runtime
 from shalekv.store.api import RequestKind
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from tests.kit.constants import constants
+from tests.kit.constants import constants, set_constants
 from tests.kit.processes.in_process import memory_store, real_runtime
 from tests.kit.quorum.held_log import (
     DEADLINE_S,
@@ -36,6 +36,11 @@ from tests.kit.quorum.held_log import (
     running,
 )
 from tests.kit.store import FaultyStore, HeldStore, Request, nothing
+
+
+@pytest.fixture(autouse=True)
+def _manifest_is_read_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_constants(monkeypatch, {"shalekv.server.safekeeper.archiver:MANIFEST_INTERVAL_MS": 10})
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ from shalekv.server.safekeeper.node import Node
 from shalekv.settings import SafekeeperConfig
 from shalekv.store.local import LocalStore
 from shalekv.write.quorum.links import DatabasePlace
+from tests.kit.constants import set_constants
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.inline_runtime import inline_runtime
 from tests.kit.quorum.held_log import put_manifest
@@ -250,11 +251,18 @@ async def test_admitted_again(tmp_path: Path) -> None:
     assert folders_in(settings) == {DATABASE_ID.hex(), SET_ASIDE}
 
 
+@pytest.fixture
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs that are not needed are found within moments."""
+    set_constants(monkeypatch, {"shalekv.server.safekeeper.node:LOG_RETIRE_INTERVAL_MS": 10})
+
+
+@pytest.mark.usefixtures("quick_checks")
 async def test_retired_by_itself(tmp_path: Path) -> None:
     """A log that the manifest has ceased to name is removed; its unarchived records are kept, since
     it may be that of a lost member.
     """
-    settings = safekeeper_settings(tmp_path, log_retire_interval_ms=10)
+    settings = safekeeper_settings(tmp_path)
     async with running_node(settings) as node:
         member_id = await node.admit(place(tmp_path), REQUEST_ID)
         await filled(node.find(DATABASE_ID))
@@ -271,12 +279,13 @@ async def until_kept(settings: SafekeeperConfig, names: set[str]) -> None:
             await asyncio.sleep(0)
 
 
+@pytest.mark.usefixtures("quick_checks")
 async def test_what_will_not_be_named_goes(tmp_path: Path) -> None:
     """A member that no writer has used stays while a manifest names it, and goes when there was no
     manifest for long or there is another database.
     """
     named_id, absent_id, displaced_id = b"n" * 16, b"a" * 16, b"p" * 16
-    settings = safekeeper_settings(tmp_path, log_retire_interval_ms=10)
+    settings = safekeeper_settings(tmp_path)
     async with running_node(settings) as node:  # they are looked at in this order
         await node.admit(place(tmp_path, "displaced", displaced_id), REQUEST_ID)
         await node.admit(place(tmp_path, "absent", absent_id), REQUEST_ID)
@@ -287,12 +296,13 @@ async def test_what_will_not_be_named_goes(tmp_path: Path) -> None:
         await until_kept(settings, {named_id.hex()})
 
 
+@pytest.mark.usefixtures("quick_checks")
 async def test_what_may_be_named_goes_when_that_is_ruled_out(tmp_path: Path) -> None:
     """A member that a stalled process may still name goes only after the generation of the manifest
     has changed, by this node or another process.
     """
     moved_id = b"m" * 16
-    settings = safekeeper_settings(tmp_path, log_retire_interval_ms=10)
+    settings = safekeeper_settings(tmp_path)
     await write_manifest(tmp_path, 0, OTHER_ID)
     await write_manifest(tmp_path, 0, OTHER_ID, name="moved", database_id=moved_id)
     async with running_node(settings) as node:
