@@ -25,7 +25,7 @@ class Operation(enum.StrEnum):
     LIST = "list"
     DELETE = "delete"
     NOW_MS = "now_ms"
-    REPAIR = "repair"
+    REPAIR = "recover"  # its name in the replies of `Admin.Status`
 
 
 @dataclass(slots=True)
