@@ -12,9 +12,9 @@ from random import Random
 from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound, SnapshotNotFound
 from shalekv.format.backup import Backup
 from shalekv.format.names import LEVELS_FOLDER
-from shalekv.jobs.backup.create import BackupCreation
+from shalekv.jobs.backup.create import BackupJob
 from shalekv.jobs.backup.repository import Repository
-from shalekv.jobs.backup.restore import Restoration
+from shalekv.jobs.backup.restore import RestoreJob
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
@@ -99,7 +99,7 @@ class Copies:
         repository = Repository(self._cas(node, self._place(self._repository)))
         ttl_ms = int(TTL_MS * self._cluster.pace)
         try:
-            backup = await BackupCreation(source, repository, ttl_ms=ttl_ms).run()
+            backup = await BackupJob(source, repository, ttl_ms=ttl_ms).run()
         except SnapshotNotFound:
             return
         except (ObjectNotFound, IllegalState, CorruptObject) as error:
@@ -111,7 +111,7 @@ class Copies:
     async def _restore(self, node: Node, repository: Repository, backup: Backup) -> None:
         place = self._place(MemoryObjects())
         store = self._cas(node, place)
-        await Restoration(repository, store, _fit).run(backup)
+        await RestoreJob(repository, store, _fit).run(backup)
         await self._find_damage(node, place)
         snapshot = await Snapshots(store).create(ttl_ms=None)
         read = await read_snapshot(await new_views(store), snapshot)

@@ -241,17 +241,17 @@ class BackupMark:
 
     work_id: str
     work: MarkPurpose
-    sign_id: str = ""  # of a sign of life: an id with the time at which it was given
+    heartbeat_id: str = ""  # of a heartbeat: an id with its time
 
     @property
     def seen_ms(self) -> int:
         """The time at which the process was last known to be at work."""
-        return begun_ms(self.sign_id or self.work_id)
+        return begun_ms(self.heartbeat_id or self.work_id)
 
     def __str__(self) -> str:
         """Return the name of the mark."""
-        sign = f".{self.sign_id}" if self.sign_id else ""
-        return f"{MARKS_FOLDER}{self.work_id}.{self.work}{sign}"
+        heartbeat = f".{self.heartbeat_id}" if self.heartbeat_id else ""
+        return f"{MARKS_FOLDER}{self.work_id}.{self.work}{heartbeat}"
 
 
 def new_backup_id(now_ms: int, random_bytes: bytes) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 from shalekv.clock import LoopClock
 from shalekv.format import backup, names
 from shalekv.format.backup import Backup
-from shalekv.jobs.backup.copy import BackupVerification, CopyLimits, Damage
-from shalekv.jobs.backup.create import BackupCreation
+from shalekv.jobs.backup.copy import CopyLimits, Damage, VerifyJob
+from shalekv.jobs.backup.create import BackupJob
 from shalekv.jobs.backup.repository import Deletion, Repository
-from shalekv.jobs.backup.restore import Restoration
+from shalekv.jobs.backup.restore import RestoreJob
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.manifest import Manifest
 from shalekv.runtime import Runtime
@@ -141,9 +141,9 @@ def creation(
     *,
     read: ObjectStore | None = None,
     written: ObjectStore | None = None,
-) -> BackupCreation:
+) -> BackupJob:
     there = Repository(repository.cas(written))
-    return BackupCreation(source.cas(read), there, limits=CopyLimits(parallel=2))
+    return BackupJob(source.cas(read), there, limits=CopyLimits(parallel=2))
 
 
 async def restore(
@@ -156,7 +156,7 @@ async def restore(
 ) -> Manifest:
     """Restore a backup, the newest by default, by a process of its own."""
     there = Repository(repository.cas(read))
-    restoration = Restoration(there, target.cas(written), _fit)
+    restoration = RestoreJob(there, target.cas(written), _fit)
     return await restoration.run(await there.chosen(backup_id))
 
 
@@ -166,7 +166,7 @@ async def _fit() -> None:
 
 async def verify(repository: Place) -> list[Damage]:
     there = Repository(repository.cas())
-    return await BackupVerification(there).run(await there.ids())
+    return await VerifyJob(there).run(await there.ids())
 
 
 def deletion(repository: Place, *, is_abandoning: bool = False) -> Deletion:

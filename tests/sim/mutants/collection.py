@@ -13,7 +13,7 @@ from shalekv.jobs import collect
 from shalekv.jobs.backup import create
 from shalekv.jobs.collect import CollectJob, Fences
 from shalekv.jobs.fsck import check
-from shalekv.jobs.fsck.objects import Active, NamedSst
+from shalekv.jobs.fsck.objects import ActiveManifestSet, NamedSst
 from shalekv.protocol import retention
 from shalekv.protocol import retention as expiry
 from shalekv.protocol.compaction import publish
@@ -170,7 +170,7 @@ def _all_of_them(manifest: Manifest, _recorded: object) -> Manifest:
     return manifest
 
 
-def _named_at_all(_scope: object, active: Active) -> Iterable[NamedSst]:
+def _named_at_all(_scope: object, active: ActiveManifestSet) -> Iterable[NamedSst]:
     return active.ssts()
 
 

@@ -41,13 +41,13 @@ from shalekv.format.backup import Backup, is_backup_id
 from shalekv.jobs.backup.copy import (
     DEFAULT_BYTES_MAX,
     DEFAULT_PARALLEL,
-    BackupVerification,
     CopyLimits,
     CopyProgress,
     Damage,
+    VerifyJob,
     damaged_backups,
 )
-from shalekv.jobs.backup.create import BackupCreation
+from shalekv.jobs.backup.create import BackupJob
 from shalekv.jobs.backup.repository import Deleted, Deletion, Repository
 from shalekv.settings import LogFormat, LogLevel, StoreSettings
 from shalekv.settings.model import GIB, MIB
@@ -283,7 +283,7 @@ def create(
     async def run(
         _: ObjectStore, source: CasStore, repository: Repository, _settings: StoreSettings
     ) -> Record:
-        creation = BackupCreation(source, repository, limits=limits, ttl_ms=ttl_ms)
+        creation = BackupJob(source, repository, limits=limits, ttl_ms=ttl_ms)
         with copy_progress("backup", creation.progress):
             made = await creation.run()
         if not made.manifest.is_log_in_store:
@@ -327,7 +327,7 @@ def verify(*, ids: Sequence[str], repository_url: str, output_format: Format) ->
     async def check(store: CasStore) -> tuple[list[Damage], str]:
         repository = Repository(store)
         chosen = [*dict.fromkeys(ids)] or await repository.ids()
-        verification = BackupVerification(repository, limits=limits)
+        verification = VerifyJob(repository, limits=limits)
         with copy_progress("verify", verification.progress):
             damages = await verification.run(chosen)
         checked = verification.progress

@@ -22,7 +22,7 @@ from shalekv.cli.console.output import (
 from shalekv.errors import CorruptObject
 from shalekv.format.names import level_name
 from shalekv.jobs.fsck.levels import list_levels, list_sizes, orphans
-from shalekv.jobs.fsck.objects import Active, Scope, read_active
+from shalekv.jobs.fsck.objects import ActiveManifestSet, Scope, read_active
 from shalekv.protocol.manifest import (
     L0,
     SYSTEM_LEVEL,
@@ -122,7 +122,7 @@ async def _read(store: CasStore) -> LevelsFound:
     )
 
 
-def _unnamed(active: Active, listed: dict[str, int]) -> dict[str, int]:
+def _unnamed(active: ActiveManifestSet, listed: dict[str, int]) -> dict[str, int]:
     """The sizes of orphans by name; empty if some manifest could not be read."""
     if not active.is_complete:
         return {}

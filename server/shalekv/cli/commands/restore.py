@@ -29,7 +29,7 @@ from shalekv.cli.console.output import (
     printing,
 )
 from shalekv.jobs.backup.repository import Repository
-from shalekv.jobs.backup.restore import Restoration
+from shalekv.jobs.backup.restore import RestoreJob
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -80,7 +80,7 @@ def restore(
     ) -> Record:
         chosen = await repository.chosen(backup_id)
         prove = partial(check_fit, store, target.runtime, settings)
-        restoration = Restoration(repository, target, prove, limits=limits)
+        restoration = RestoreJob(repository, target, prove, limits=limits)
         with copy_progress("restore", restoration.progress):
             manifest = await restoration.run(chosen)
         return {

@@ -125,7 +125,7 @@ class Damage:
     backup_ids: tuple[str, ...]  # those that cannot be restored because of it
 
 
-class BackupVerification:
+class VerifyJob:
     """Verifies backups by reading every byte; copies that several share are read once."""
 
     def __init__(self, repository: Repository, *, limits: CopyLimits | None = None) -> None:

@@ -235,7 +235,7 @@ class _ExistingCopies:
         return cls(copies, {each.sst_id: each for each in copies if isinstance(each, LevelCopy)})
 
 
-class BackupCreation:
+class BackupJob:
     """Makes one backup of the database in `source`."""
 
     def __init__(
@@ -284,7 +284,7 @@ class BackupCreation:
 
         async def renew() -> None:
             await snapshots.renew(snapshot.id.hex(), ttl_ms=self._ttl_ms)
-            await self._repository.show_life(mark)
+            await self._repository.heartbeat(mark)
 
         backup = await with_renewal(self._source, renew, self._ttl_ms, work)
         await snapshots.delete(snapshot.id.hex())

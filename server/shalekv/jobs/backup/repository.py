@@ -5,7 +5,7 @@ Backups share copies, so a deletion must not remove a copy that a backup in the 
 Both put a mark into the repository and then look for marks of the other kind. Lists are consistent,
 so at least one of the two sees the other. The mark of an interrupted backup may be removed: a
 backup checks its own mark after its publication, and withdraws the publication if the mark is gone.
-So correctness depends on no clock. A backup also renews a sign of life beside its mark, so that a
+So correctness depends on no clock. A backup also renews a heartbeat beside its mark, so that a
 long one is not taken for an interrupted one.
 """
 
@@ -49,7 +49,7 @@ from shalekv.format.backup import (
 from shalekv.jobs.collect import Deleter
 from shalekv.store.cas import CasStore, Taken
 
-ABANDONED_MS = 86_400_000  # a backup without a sign of life for so long counts as interrupted
+ABANDONED_MS = 86_400_000  # a backup without a heartbeat for so long counts as interrupted
 PER_S_COUNT = 1_000  # deleted objects a second
 
 log = structlog.get_logger()
@@ -136,22 +136,22 @@ class Repository:
         return mark
 
     async def marks(self) -> list[BackupMark]:
-        """Return all marks, each with its latest sign of life."""
-        latest = {(each.work_id, each.work): each for each in await self._marks_and_signs()}
+        """Return all marks, each with its latest heartbeat."""
+        latest = {(each.work_id, each.work): each for each in await self._marks_and_heartbeats()}
         return [*latest.values()]
 
-    async def show_life(self, mark: BackupMark) -> None:
-        """Renew the sign of life of a mark. Raises `BackupBusy` if the mark was removed."""
-        before = [each for each in await self._signs(mark) if each.sign_id]
+    async def heartbeat(self, mark: BackupMark) -> None:
+        """Put a new heartbeat beside a mark. Raises `BackupBusy` if the mark was removed."""
+        before = [each for each in await self._marks_of(mark) if each.heartbeat_id]
         random_bytes = self.store.runtime.random.randbytes(RANDOM_BYTES)
-        sign_id = new_backup_id(await self.store.now_ms(), random_bytes)
-        await self.put(str(replace(mark, sign_id=sign_id)), sign_id.encode())
+        heartbeat_id = new_backup_id(await self.store.now_ms(), random_bytes)
+        await self.put(str(replace(mark, heartbeat_id=heartbeat_id)), heartbeat_id.encode())
         await self.store.delete(map(str, before))
         await self._check(mark)
 
     async def end(self, mark: BackupMark) -> None:
-        """Remove a mark, and its signs of life."""
-        await self.store.delete(map(str, await self._signs(mark)))
+        """Remove a mark, and its heartbeats."""
+        await self.store.delete(map(str, await self._marks_of(mark)))
 
     async def abandon(self, mark: BackupMark) -> None:
         """Remove a mark while another error is raised.
@@ -177,13 +177,13 @@ class Repository:
             raise
         await self.end(mark)
 
-    async def _marks_and_signs(self) -> list[BackupMark]:
-        """Return all marks and signs of life; those of one operation are in the order of time."""
+    async def _marks_and_heartbeats(self) -> list[BackupMark]:
+        """Return all marks and heartbeats; those of one operation are in the order of time."""
         listed = [info.name async for info in self.store.list(MARKS_FOLDER)]
         return [found for name in listed if (found := parse_mark(name)) is not None]
 
-    async def _signs(self, mark: BackupMark) -> list[BackupMark]:
-        return [each for each in await self._marks_and_signs() if each.work_id == mark.work_id]
+    async def _marks_of(self, mark: BackupMark) -> list[BackupMark]:
+        return [each for each in await self._marks_and_heartbeats() if each.work_id == mark.work_id]
 
     async def _check(self, mark: BackupMark) -> None:
         try:

@@ -35,7 +35,7 @@ log = structlog.get_logger()
 Prove = Callable[[], Awaitable[None]]
 
 
-class Restoration:
+class RestoreJob:
     """Restores one backup as a database in `target`."""
 
     def __init__(

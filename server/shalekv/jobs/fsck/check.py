@@ -24,7 +24,7 @@ from shalekv.format.names import (
 )
 from shalekv.jobs.fsck.levels import check_log, check_ssts, list_levels, orphans
 from shalekv.jobs.fsck.objects import (
-    Active,
+    ActiveManifestSet,
     CheckProgress,
     NamedSst,
     Scope,
@@ -157,7 +157,7 @@ def _compare(
         newest_below = max(newest_below, *seqs)
 
 
-async def check_origins(scope: Scope, active: Active) -> AsyncIterator[Finding]:
+async def check_origins(scope: Scope, active: ActiveManifestSet) -> AsyncIterator[Finding]:
     """Check that the databases with which a clone shares SSTs still keep them.
 
     Yields the pins of readable manifests that are gone, or may expire.
@@ -239,7 +239,9 @@ class Fsck:
         async for finding in self._at_the_end(active, listed):
             yield finding
 
-    async def _at_the_end(self, active: Active, listed: dict[str, int]) -> AsyncIterator[Finding]:
+    async def _at_the_end(
+        self, active: ActiveManifestSet, listed: dict[str, int]
+    ) -> AsyncIterator[Finding]:
         """Check what needs manifests that are read after the objects."""
         scope = self._scope
         again = await read_active(scope.store)
@@ -254,7 +256,7 @@ class Fsck:
                     yield finding
 
     async def _in_objects(
-        self, active: Active, current: Manifest, listed: dict[str, int]
+        self, active: ActiveManifestSet, current: Manifest, listed: dict[str, int]
     ) -> AsyncIterator[Finding]:
         """Check the WAL and the levels; add the objects of the levels to `listed`."""
         scope = self._scope
@@ -268,7 +270,7 @@ class Fsck:
                 yield finding
 
 
-def _about_manifests(active: Active) -> list[Finding]:
+def _about_manifests(active: ActiveManifestSet) -> list[Finding]:
     findings = [*active.findings]
     ordered = [active.manifests[manifest_id] for manifest_id in sorted(active.manifests)]
     for manifest in ordered:
@@ -280,7 +282,7 @@ def _about_manifests(active: Active) -> list[Finding]:
     return findings
 
 
-async def _missing(scope: Scope, again: Active) -> AsyncIterator[Finding]:
+async def _missing(scope: Scope, again: ActiveManifestSet) -> AsyncIterator[Finding]:
     """Find those of the missing objects that are needed and still missing."""
     problems = {f.name: f.problem for f in again.findings if f.kind is FindingKind.MISSING}
     named = {level_name(sst.info.id): sst.by for sst in _needed(scope, again)}
@@ -298,7 +300,7 @@ async def _missing(scope: Scope, again: Active) -> AsyncIterator[Finding]:
             yield Finding(scope.reported_name(name), FindingKind.MISSING, problems[name])
 
 
-def _needed(scope: Scope, active: Active) -> Iterator[NamedSst]:
+def _needed(scope: Scope, active: ActiveManifestSet) -> Iterator[NamedSst]:
     """Yield the SSTs that must exist: the SSTs of a load without a record may not exist yet."""
     for sst in active.ssts():
         if is_uuid7(sst.info.id) and (sst.pending is None or sst.pending in scope.recorded):

@@ -16,7 +16,7 @@ from shalekv.format.names import (
     wal_name,
 )
 from shalekv.jobs.fsck.objects import (
-    Active,
+    ActiveManifestSet,
     NamedSst,
     ObjectAudit,
     Scope,
@@ -39,7 +39,7 @@ async def list_levels(scope: Scope) -> dict[str, int]:
 
 
 async def check_ssts(
-    scope: Scope, active: Active, listed: dict[str, int]
+    scope: Scope, active: ActiveManifestSet, listed: dict[str, int]
 ) -> AsyncIterator[Finding]:
     """Check the SSTs of all active manifests, each once."""
     named: dict[bytes, NamedSst] = {}
@@ -87,7 +87,7 @@ async def check_ssts(
             yield replace(finding, name=scope.reported_name(finding.name))
 
 
-def orphans(active: Active, listed: dict[str, int]) -> Iterator[Finding]:
+def orphans(active: ActiveManifestSet, listed: dict[str, int]) -> Iterator[Finding]:
     """Find objects that no manifest references and no lease protects.
 
     REQUIRES: `active` was read after `listed`.
@@ -151,7 +151,9 @@ class RecordedLoad:
     load: PendingLoad
 
 
-async def check_log(scope: Scope, active: Active, current: Manifest) -> AsyncIterator[Finding]:
+async def check_log(
+    scope: Scope, active: ActiveManifestSet, current: Manifest
+) -> AsyncIterator[Finding]:
     """Check the WAL: every object from c (inclusive) on, and how each follows on the one before.
 
     REQUIRES: `current` is the current manifest of `active`.
@@ -203,7 +205,7 @@ async def list_sizes(scope: Scope, first: int) -> dict[int, int]:
 
 
 async def _gaps(
-    scope: Scope, active: Active, current: Manifest, filled: frozenset[int]
+    scope: Scope, active: ActiveManifestSet, current: Manifest, filled: frozenset[int]
 ) -> AsyncIterator[Finding]:
     """Find slots that were filled and are empty, if a second list misses them as well."""
     suspects = _missing(current, active.first_wal_id, filled)

@@ -247,7 +247,7 @@ class NamedSst:
 
 
 @dataclass(slots=True)
-class Active:
+class ActiveManifestSet:
     """The active manifests, as far as they are readable, at one time of the store's clock.
 
     These are the current manifest, and those of snapshots that have not expired.
@@ -292,9 +292,9 @@ class Active:
         return any(protects(lease.id, sst_id) for lease in leases)
 
 
-async def read_active(store: CasStore) -> Active:
+async def read_active(store: CasStore) -> ActiveManifestSet:
     """Read the active manifests. Raises `DatabaseNotFound`."""
-    active = Active()
+    active = ActiveManifestSet()
     for manifest_id in await _ids(store):
         data = await _read(store, active, manifest_name(manifest_id))
         if data is None:
@@ -330,7 +330,7 @@ async def _ids(store: CasStore) -> list[int]:
     return sorted(ids, reverse=True)
 
 
-async def _read_snapshots(store: CasStore, active: Active, current: Manifest) -> None:
+async def _read_snapshots(store: CasStore, active: ActiveManifestSet, current: Manifest) -> None:
     for snapshot in current.snapshots:
         manifest_id = snapshot.manifest_id
         if is_expired(snapshot, active.now_s) or manifest_id >= current.manifest_id:
@@ -344,7 +344,7 @@ async def _read_snapshots(store: CasStore, active: Active, current: Manifest) ->
             _compare(active, snapshot, data)
 
 
-def _compare(active: Active, snapshot: Snapshot, data: bytes) -> None:
+def _compare(active: ActiveManifestSet, snapshot: Snapshot, data: bytes) -> None:
     found = crc32c(data)
     if found == snapshot.manifest_checksum:
         return
@@ -357,7 +357,7 @@ def _compare(active: Active, snapshot: Snapshot, data: bytes) -> None:
 
 
 async def _read(
-    store: CasStore, active: Active, name: str, snapshot: Snapshot | None = None
+    store: CasStore, active: ActiveManifestSet, name: str, snapshot: Snapshot | None = None
 ) -> bytes | None:
     """Read the bytes of a manifest; None: unreadable, which is added to the findings."""
     try:
@@ -375,7 +375,7 @@ async def _read(
 
 
 async def _decode(
-    store: CasStore, active: Active, manifest_id: int, data: bytes
+    store: CasStore, active: ActiveManifestSet, manifest_id: int, data: bytes
 ) -> Manifest | None:
     try:
         manifest = await store.runtime.workers.run(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shalekv.jobs.backup.create import BackupCreation
+from shalekv.jobs.backup.create import BackupJob
 from shalekv.jobs.backup.repository import Repository
-from shalekv.jobs.backup.restore import Restoration
+from shalekv.jobs.backup.restore import RestoreJob
 from shalekv.store.memory import named_objects
 from tests.kit.engine.places import Place, everything
 from tests.kit.processes.in_process import real_runtime
@@ -13,7 +13,7 @@ from tests.kit.processes.in_process import real_runtime
 async def back_up(source: Place, repository: Place) -> None:
     with real_runtime(seed=source.seed()) as runtime:
         there = Repository(repository.cas(runtime))
-        await BackupCreation(source.cas(runtime), there).run()
+        await BackupJob(source.cas(runtime), there).run()
 
 
 async def restore(repository: Place, target: Place) -> None:
@@ -22,7 +22,7 @@ async def restore(repository: Place, target: Place) -> None:
 
     with real_runtime(seed=repository.seed()) as runtime:
         there = Repository(repository.cas(runtime))
-        await Restoration(there, target.cas(runtime), fit).run(await there.chosen(None))
+        await RestoreJob(there, target.cas(runtime), fit).run(await there.chosen(None))
 
 
 async def test_clone_is_restored_without_its_parent() -> None:

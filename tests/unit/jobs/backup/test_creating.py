@@ -13,7 +13,7 @@ from shalekv.format import names
 from shalekv.format.backup import LevelCopy, WalCopy, parse_mark
 from shalekv.format.records import load_entry
 from shalekv.jobs.backup.copy import CopyLimits, for_each
-from shalekv.jobs.backup.create import BackupCreation
+from shalekv.jobs.backup.create import BackupJob
 from shalekv.jobs.backup.repository import ABANDONED_MS, Deletion, Repository
 from shalekv.protocol.manifest import WalMode
 from shalekv.settings import StoreSettings
@@ -141,7 +141,7 @@ async def test_what_protects_a_backup_is_renewed_while_it_is_made() -> None:
 
     store = MemoryStore(now_ms, objects=source.objects)
     read = FaultyStore(store, before=before, after=after)
-    await BackupCreation(CasStore(read, runtime, StoreSettings()), there(), ttl_ms=ttl_ms).run()
+    await BackupJob(CasStore(read, runtime, StoreSettings()), there(), ttl_ms=ttl_ms).run()
     assert runtime.clock.monotonic_ms() > ABANDONED_MS
     assert await verify(repository) == []
     assert [name for name in repository.names() if parse_mark(name)] == []
