@@ -99,8 +99,8 @@ async def _leave_what_was_applied(self: VersionSet, *, is_forced: bool) -> None:
 _real_follow = VersionSet._follow
 
 REPLICAS = (
-    mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=22),
-    mutant("a replica reads past a gap", (Follower, "_read", _read_past_gaps), hint=35),
+    mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=1),
+    mutant("a replica reads past a gap", (Follower, "_read", _read_past_gaps), hint=43),
     mutant("min_seq ignored", (Freshness, "check", _any_seq), (Freshness, "wait", _not_waited)),
     mutant(
         "a replica goes backwards",
@@ -238,7 +238,7 @@ LEVELS = (
         "forget the snapshot's expiry renewal",
         (ReadPins, "is_renewal_due", property(lambda _self: False)),
     ),
-    mutant("memory is freed early", (VersionSet, "follow_manifest", _drop_at_once), hint=26),
+    mutant("memory is freed early", (VersionSet, "follow_manifest", _drop_at_once), hint=1),
     mutant("a version without a snapshot", (ReadPins, "_edit", _edit_without_snapshot)),
     mutant(
         "a version newer than its snapshot",
