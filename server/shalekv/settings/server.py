@@ -285,8 +285,8 @@ class LimitSettings(Settings):
         le=3_600_000,
         description="When others wait for the memory, scans and sessions whose client has taken "
         "nothing for so long are ended with ABORTED, milliseconds; the one that has waited longest "
-        "for its client first. The time is a second longer for each MiB of the message. It should "
-        "be well below result_wait_ms.",
+        "for its client first. The time is a second longer for each MiB of the message. A scan "
+        "waits for memory for twice this time, and then ends with RESOURCE_EXHAUSTED.",
         json_schema_extra={"user": "operator of clients on slow links"},
     )
     scan_message_bytes: int = Field(

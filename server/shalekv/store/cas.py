@@ -38,7 +38,6 @@ from shalekv.store.retry import RETRY_INITIAL_MS, RETRY_MAX_MS, Backoff, Refusal
 
 log = structlog.get_logger()
 
-BACKOFF = Backoff(RETRY_INITIAL_MS, RETRY_MAX_MS)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -90,12 +89,12 @@ class CasStore:
         runtime: Runtime,
         settings: StoreSettings,
         *,
-        backoff: Backoff = BACKOFF,
+        backoff: Backoff | None = None,
     ) -> None:
         """`store` sends one request for each attempt."""
         self.runtime = runtime
         self.settings = settings  # with which stores of other databases are opened, too
-        self.backoff = backoff
+        self.backoff = backoff or Backoff(RETRY_INITIAL_MS, RETRY_MAX_MS)
         self.url = store.url
         self.cas_mode = store.cas_mode
         self.sent = store.sent

@@ -82,8 +82,7 @@ class PollTimer:
         """End a poll; `is_manifest_read` says that the manifest need not be read again soon."""
         self._due_ms = self._polled_ms + self._settings.archive_list_interval_ms
         if is_manifest_read:
-            interval_ms = MANIFEST_INTERVAL_MS
-            self._manifest_due_ms = self._polled_ms + interval_ms
+            self._manifest_due_ms = self._polled_ms + MANIFEST_INTERVAL_MS
 
 
 class Archiver:
