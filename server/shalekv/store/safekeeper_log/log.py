@@ -76,9 +76,7 @@ class MemberLog:
         self._space = SpareFiles(files, folder, segment_bytes)
         self._lock = Lock()  # guards the index, and is held only briefly
         self._index = index
-        self._changes = 0  # if this has grown, what was read meanwhile may be cut or deleted
         self._open: OpenFile | None = None  # the last segment
-        self._is_dirty = False  # there are writes that were not synced
         self._durable_lsn = index.last.lsn
         self._committed_lsn = recovered.committed_lsn
 
@@ -142,14 +140,15 @@ class MemberLog:
             with self._lock:
                 if first_lsn <= self._index.base.lsn:
                     raise RecordTrimmed(f"the log begins behind record {self._index.base.lsn}")
-                runs, changes = self._index.plan(first_lsn, last_lsn, bytes_max), self._changes
+                runs = self._index.plan(first_lsn, last_lsn, bytes_max)
+                segments = self._index.segments  # another list once some were cut or deleted
             try:
                 return [record for run in runs for record in read_run(self._files, run)]
             except (CorruptObject, LogDamaged):
-                if self._changes == changes:
+                if self._index.segments is segments:
                     raise
             except FileNotFoundError as error:
-                if self._changes == changes:
+                if self._index.segments is segments:
                     raise LogDamaged(f"{error.filename} is gone") from error
 
     # These block, and run in one thread at a time.
@@ -183,9 +182,8 @@ class MemberLog:
 
     def flush(self) -> None:
         """Make everything that was written durable."""
-        if self._is_dirty and self._open is not None:
+        if self._durable_lsn < self._index.last.lsn and self._open is not None:
             self._open.sync()
-            self._is_dirty = False
             self._durable_lsn = self._index.last.lsn
             self._synced.note(self._bound())
 
@@ -214,7 +212,6 @@ class MemberLog:
             self._save_control(replace(self._control.control, base=base))
         with self._lock:
             self._index.trim(base, gone)
-            self._changes += 1
         for segment in gone:
             self._files.unlink(segment.path)
         self._space.freed()
@@ -278,7 +275,6 @@ class MemberLog:
         with self._lock:
             end = self._end_of_segment(last)
             gone = self._index.cut(last)
-            self._changes += 1
         self._synced.lower(self._bound())
         if self._control.control.committed_lsn > last.lsn:
             self._save_control(self._control.control)
@@ -292,7 +288,6 @@ class MemberLog:
             begin = self._index.segments[-1].end
             clear(self._open, begin, end)
             self._open.sync()
-        self._is_dirty = False
         self._durable_lsn = last.lsn
         self._settle()
 
@@ -307,9 +302,7 @@ class MemberLog:
         self._committed_lsn = min(self._committed_lsn, base.lsn)
         with self._lock:
             self._index = Index.empty(base)
-            self._changes += 1
         self.continue_segment()
-        self._is_dirty = False
         control = self._control.control
         self._save_control(replace(control, generation=control.generation + 1, base=base))
         for entry in self._files.list_files(self.folder):
@@ -349,7 +342,6 @@ class MemberLog:
         if not batch or self._open is None:
             return
         segment = self._index.segments[-1]
-        self._is_dirty = True
         self._open.write(segment.end, b"".join(map(encode_record, batch)))
         with self._lock:
             for record in batch:
