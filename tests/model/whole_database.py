@@ -91,7 +91,7 @@ class WholeDatabase:
             "idempotency_window_s": 86_400,
         }
         # Whether anybody compacts is drawn.
-        draw({"shalekv.write.engine:UNCOMPACTED_LOADS_MAX": 10_000})
+        draw({"shalekv.write.admission:UNCOMPACTED_LOADS_MAX": 10_000})
         settings = drawn.model_copy(update={"writer": drawn.writer.model_copy(update=update)})
         self.writer = self._on(
             node, Writer.open(self._store(), settings=settings, runtime=self._runtime())

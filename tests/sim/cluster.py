@@ -107,7 +107,7 @@ class Cluster:
         if self.has_loads:
             settings = with_writer(settings, LOADING)
             # In peace no compactor runs.
-            draw({"shalekv.write.engine:UNCOMPACTED_LOADS_MAX": 10_000})
+            draw({"shalekv.write.admission:UNCOMPACTED_LOADS_MAX": 10_000})
         self._draw_time(name)
         self.settings[name] = settings.writer
         node = self.running[name] = self.sim.node(name)

@@ -13,7 +13,6 @@ import structlog
 from shalekv.clock import Clock
 from shalekv.concurrency import SingleFlight
 from shalekv.errors import (
-    MemtableFull,
     ObjectNotFound,
     ShaleError,
     SnapshotNotFound,
@@ -34,7 +33,7 @@ from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
 from shalekv.store.manifests import FencedManifest
 from shalekv.watch.change_event import AppliedObject
 from shalekv.watch.feed import CommitFeed, FeedPosition
-from shalekv.write.admission import RETRY_AFTER_MS, Admission
+from shalekv.write.admission import Admission, CompactionBacklog
 from shalekv.write.commit import Group
 from shalekv.write.expiry_sweep import ExpirySweep
 from shalekv.write.group_commit import GroupCommit
@@ -122,95 +121,6 @@ class Ownership:
                 left_ms = min(left_ms - step_ms, self._poll_ms())
             else:
                 return
-
-
-# Interval at which the manifest is polled while much is not compacted: what is compacted by then
-# can be dropped.
-PRESSED_POLL_MS = 500
-PRESSED_PARTS = 8  # "much" is an eighth of the memory for uncompacted writes
-# Each load that is not compacted is one more sorted run that reads must search.
-UNCOMPACTED_LOADS_MAX = 64
-LOADS_POLL_MS = 20  # interval of polling whether loads were compacted
-HELD_PARTS = 4  # scans may keep a quarter of that memory after compaction, then they are ended
-
-
-class CompactionBacklog:
-    """The data that is not compacted yet, and what follows when there is much of it."""
-
-    def __init__(
-        self,
-        settings: WriterSettings,
-        clock: Clock,
-        memtable: Memtable,
-        idempotency: Idempotency,
-        *,
-        load_count: Callable[[], int],
-        shed_views: ShedViews,
-    ) -> None:
-        """`load_count` returns how many loads are not compacted.
-
-        `shed_views` is called when the views of reads keep too much in memory.
-        """
-        self.settings = settings
-        self.memtable = memtable
-        self.idempotency = idempotency
-        self._clock = clock
-        self._load_count = load_count
-        self._shed_views = shed_views
-
-    @property
-    def memory_bytes(self) -> int:
-        """Accounted memory: durable entries and idempotency records that are not compacted.
-
-        Includes entries that are compacted, but kept for scans that began before.
-        """
-        kept_bytes = self.memtable.size_bytes + self.memtable.held_bytes
-        return kept_bytes + self.idempotency.size_bytes
-
-    @property
-    def held_bytes_max(self) -> int:
-        """Maximum memory of entries that are compacted, but kept for scans that began before."""
-        return self.settings.memtable_bytes_max // HELD_PARTS
-
-    @property
-    def is_pressed(self) -> bool:
-        """Whether uncompacted writes or loads use more than half of what they may."""
-        settings = self.settings
-        return (
-            2 * self.memory_bytes > settings.memtable_bytes_max
-            or 2 * self._load_count() > UNCOMPACTED_LOADS_MAX
-        )
-
-    def poll_ms(self) -> int:
-        """Interval at which the manifest is polled for what was compacted."""
-        poll_ms = self.settings.fence_poll_ms
-        if self.memory_bytes * PRESSED_PARTS > self.settings.memtable_bytes_max:
-            return min(poll_ms, PRESSED_POLL_MS)
-        return poll_ms
-
-    async def wait_for_loads(self) -> None:
-        """Wait until one more load may be committed. Raises `MemtableFull` after a while."""
-        settings = self.settings
-        waited_ms = 0
-        while (load_count := self._load_count()) >= UNCOMPACTED_LOADS_MAX:
-            if waited_ms >= settings.admission_timeout_ms:
-                message = (
-                    f"{load_count} loads are not compacted, as many as there may be: the "
-                    "compactor is behind, or does not run. Try again later"
-                )
-                raise MemtableFull(message, retry_after_ms=RETRY_AFTER_MS)
-            await self._clock.sleep_ms(LOADS_POLL_MS)
-            waited_ms += LOADS_POLL_MS
-
-    async def shed_views(self) -> bool:
-        """Drop views of reads that keep too much in memory; returns whether there was too much."""
-        if not self._keep_too_much():
-            return False
-        await self._shed_views(self._keep_too_much)
-        return True
-
-    def _keep_too_much(self) -> bool:
-        return self.memtable.held_bytes > self.held_bytes_max
 
 
 async def run_until_archived(commits: GroupCommit, archive: Callable[[], Awaitable[None]]) -> None:

@@ -186,7 +186,7 @@ async def test_loads_wait_for_compaction_and_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beyond the bound a large batch is refused with advice, until loads are compacted."""
-    set_constants(monkeypatch, {"shalekv.write.engine:UNCOMPACTED_LOADS_MAX": 2})
+    set_constants(monkeypatch, {"shalekv.write.admission:UNCOMPACTED_LOADS_MAX": 2})
     database = await Database.created()
     async with serving(database, **SMALL) as writer:
         for key in (b"a", b"b"):
