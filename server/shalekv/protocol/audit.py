@@ -203,7 +203,7 @@ def _overlap(one: SstInfo, other: SstInfo) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class AuditedSlot:
     """The fields in the footer of a WAL object that depend on its slot."""
 
     wal_id: int
@@ -230,7 +230,7 @@ class LogAudit:
         self._data_epoch = 0
         self._nonces: dict[int, bytes] = {manifest.writer_epoch: manifest.writer_nonce}
 
-    def see(self, name: str, slot: Slot) -> Iterator[Finding]:
+    def see(self, name: str, slot: AuditedSlot) -> Iterator[Finding]:
         """Iterate over the findings of the next slot, which is the object `name`."""
         known = self._nonces.setdefault(slot.epoch, slot.nonce)
         if known != slot.nonce:
@@ -255,7 +255,7 @@ class LogAudit:
             yield Finding(name, FindingKind.WAL_BOUNDARY, problem)
 
 
-def future_epoch(name: str, slot: Slot, manifest: Manifest) -> Iterator[Finding]:
+def future_epoch(name: str, slot: AuditedSlot, manifest: Manifest) -> Iterator[Finding]:
     """Find a slot of an epoch that no writer had won. REQUIRES: `manifest` was read after it."""
     if slot.epoch > manifest.writer_epoch:
         problem = f"is of epoch {slot.epoch}; the manifest knows {manifest.writer_epoch} at most"

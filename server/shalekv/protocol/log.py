@@ -66,7 +66,7 @@ class FlushPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class LogSlot:
     """A place in the log that a group has taken."""
 
     position: int  # how many groups were taken before
@@ -85,18 +85,18 @@ class LogState:
     is_ordered: bool  # groups become durable strictly in their order
     next_wal_id: int  # after the last one that was taken
     next_position: int = 0
-    slots: tuple[Slot, ...] = ()  # the window: its first slot is in flight
+    slots: tuple[LogSlot, ...] = ()  # the window: its first slot is in flight
     last_taken_ms: float | None = None  # monotonic time; None: nothing was taken yet
     mode: Mode = Mode.OPEN
     refusal: ShaleError | None = None  # why commits are not accepted
 
     @property
-    def in_flight(self) -> list[Slot]:
+    def in_flight(self) -> list[LogSlot]:
         """The slots whose outcome is not known."""
         return [slot for slot in self.slots if slot.outcome is Outcome.IN_FLIGHT]
 
     @property
-    def landed_ahead(self) -> list[Slot]:
+    def landed_ahead(self) -> list[LogSlot]:
         """The slots that are durable behind a gap."""
         return [slot for slot in self.slots if slot.outcome is Outcome.LANDED]
 
@@ -192,35 +192,35 @@ class Abandon:
 class Land:
     """Let memory hold the group, which is durable. Slots before it may be open."""
 
-    slot: Slot
+    slot: LogSlot
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
     """Move the durable watermark to the end of the slot; publish its group if it has landed."""
 
-    slot: Slot
+    slot: LogSlot
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
     """Settle the commits of the group: they are durable."""
 
-    slot: Slot
+    slot: LogSlot
 
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
     """Return the commits of the group to their place in the queue, and renumber the queue."""
 
-    slot: Slot
+    slot: LogSlot
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
     """Settle the commits of the group with `error`; None: their outcome is unknown."""
 
-    slot: Slot
+    slot: LogSlot
     error: ShaleError | None
 
 
@@ -252,7 +252,7 @@ def step(state: LogState, event: LogEvent) -> LogStep:
 
 
 def _group_taken(state: LogState, event: GroupTaken) -> LogStep:
-    slot = Slot(state.next_position, event.wal_id, event.last_seq, event.is_load)
+    slot = LogSlot(state.next_position, event.wal_id, event.last_seq, event.is_load)
     taken = replace(
         state,
         slots=(*state.slots, slot),
@@ -302,19 +302,19 @@ def _abandon(state: LogState, _event: Abandon) -> LogStep:
     return replace(state, slots=()), [Fail(slot, None) for slot in state.in_flight]
 
 
-def _give_up(state: LogState, slot: Slot, error: ShaleError) -> LogStep:
+def _give_up(state: LogState, slot: LogSlot, error: ShaleError) -> LogStep:
     """Stop the log because of what another writer put into the slot."""
     stopped, effects = _stop(state, Stop(error))
     lost, advances = _settle(stopped, slot, Outcome.LOST)
     return lost, [*effects, *advances, Fail(slot, error)]
 
 
-def _slot_at(state: LogState, position: int) -> Slot:
+def _slot_at(state: LogState, position: int) -> LogSlot:
     """The slot in flight at `position`: positions in the window follow each other."""
     return state.slots[position - state.slots[0].position]
 
 
-def _settle(state: LogState, slot: Slot, outcome: Outcome) -> tuple[LogState, list[Advance]]:
+def _settle(state: LogState, slot: LogSlot, outcome: Outcome) -> tuple[LogState, list[Advance]]:
     """Record the outcome of a slot; return the slots that leave the window, in order."""
     slots = [replace(each, outcome=outcome) if each is slot else each for each in state.slots]
     settled = 0

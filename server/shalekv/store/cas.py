@@ -32,7 +32,7 @@ from shalekv.store.api import (
     Unknown,
     nothing_is_collected,
 )
-from shalekv.store.counting import CallCounts, Count, Operation
+from shalekv.store.counting import Count, Operation, StoreCallCounts
 from shalekv.store.reachability import Reachability
 from shalekv.store.retry import RETRY_INITIAL_MS, RETRY_MAX_MS, Backoff, RefusalPolicy
 
@@ -99,7 +99,7 @@ class CasStore:
         self.cas_mode = store.cas_mode
         self.sent = store.sent
         self.refusals = RefusalPolicy(store.sent, runtime)
-        self.counts = CallCounts()
+        self.counts = StoreCallCounts()
         self.reachability = Reachability(runtime.clock)  # of reads
         self._store = store
 

@@ -62,7 +62,7 @@ class Count:
 FOLDERS = tuple(name.rstrip("/") for name in (MANIFEST_FOLDER, WAL_FOLDER, LEVELS_FOLDER))
 
 
-class CallCounts:
+class StoreCallCounts:
     """Counts of calls to one store; the numbers only grow."""
 
     def __init__(self) -> None:

@@ -36,12 +36,12 @@ from shalekv.protocol.log import (
     Land,
     LogEffect,
     LogEvent,
+    LogSlot,
     LogState,
     Mode,
     Outcome,
     Refuse,
     Requeue,
-    Slot,
     SlotFilled,
     Stop,
     UploadFailed,
@@ -450,7 +450,7 @@ class GroupCommit:
                     self._fail(commit, error)
                 self.watermark.fail(error)
 
-    def _advance(self, slot: Slot) -> None:
+    def _advance(self, slot: LogSlot) -> None:
         if slot.outcome is not Outcome.LANDED:
             self.watermark.advance(self.watermark.seq, slot.wal_id)
             return

@@ -12,7 +12,7 @@ from shalekv.format.sst import Sst
 from shalekv.protocol import fencing, opening
 from shalekv.protocol import log as protocol_log
 from shalekv.protocol.fencing import FenceRun, Occupant, SlotVerdict, WalListing, WriterId
-from shalekv.protocol.log import Advance, LogState, Outcome, Slot, SlotFilled
+from shalekv.protocol.log import Advance, LogSlot, LogState, Outcome, SlotFilled
 from shalekv.protocol.manifest import Manifest
 from shalekv.read import replay
 from shalekv.read.memtable import Memtable
@@ -118,7 +118,9 @@ def _numbers_stay(self: CommitQueue, taken: list[Commit]) -> None:
     self.size_bytes += sum(commit.size_bytes for commit in taken)
 
 
-def _past_the_gap(state: LogState, slot: Slot, outcome: Outcome) -> tuple[LogState, list[Advance]]:
+def _past_the_gap(
+    state: LogState, slot: LogSlot, outcome: Outcome
+) -> tuple[LogState, list[Advance]]:
     settled, advances = _real_settle(state, slot, Outcome.LOST)
     early = [Advance(replace(slot, outcome=outcome))] if outcome is Outcome.LANDED else []
     return settled, [*early, *advances]

@@ -25,7 +25,14 @@ from shalekv.jobs.fsck.objects import (
     read_active,
     same_sst,
 )
-from shalekv.protocol.audit import Finding, FindingKind, LogAudit, Slot, future_epoch, missing_slots
+from shalekv.protocol.audit import (
+    AuditedSlot,
+    Finding,
+    FindingKind,
+    LogAudit,
+    future_epoch,
+    missing_slots,
+)
 from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest, PendingLoad
 from shalekv.protocol.sst_table import SstInfo
 
@@ -170,7 +177,7 @@ async def check_log(
         )
 
     log = LogAudit(current)
-    recent: list[Slot] = []
+    recent: list[AuditedSlot] = []
     recorded: list[RecordedLoad] = []
     async for audited in in_chunks(sorted(sizes), audit, scope.parallel):
         scope.progress.wal_objects += 1
@@ -236,9 +243,9 @@ def _missing(manifest: Manifest, first: int, filled: frozenset[int]) -> list[ran
     )
 
 
-def _slot(footer: Footer) -> Slot:
+def _slot(footer: Footer) -> AuditedSlot:
     properties, contents = footer.properties, footer.contents
-    return Slot(
+    return AuditedSlot(
         wal_id=parse_wal_name(properties.name) or 0,
         epoch=properties.writer_epoch,
         nonce=properties.writer_nonce,
@@ -249,7 +256,7 @@ def _slot(footer: Footer) -> Slot:
 
 
 async def _compared_with_newer(
-    scope: Scope, recent: list[Slot], recorded: list[RecordedLoad]
+    scope: Scope, recent: list[AuditedSlot], recorded: list[RecordedLoad]
 ) -> AsyncIterator[Finding]:
     """Check epochs and loads by a manifest that is newer than the slots."""
     if not recent and not recorded:

@@ -27,7 +27,7 @@ class SourceChoice(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class MergeWindow:
+class MergeInputs:
     """SSTs in a row of a level, and all SSTs of the run below within their key range."""
 
     sources: Sequence[SstInfo]
@@ -140,7 +140,7 @@ def movable_prefix(l0: Sequence[SstInfo], target: SortedRun | None) -> Sequence[
 
 def best_prefix(
     l0: Sequence[SstInfo], target: SortedRun | None, *, limit_bytes: int
-) -> MergeWindow:
+) -> MergeInputs:
     """Return the prefix of `l0`, oldest first, that reads the fewest bytes for each of its bytes.
 
     Its merge reads at most `limit_bytes`, unless that of a single SST reads more.
@@ -159,12 +159,12 @@ def best_prefix(
         if count == 1 or (input_bytes <= limit_bytes and ratio <= best_ratio):
             best_count, best_ratio = count, ratio
     sources = l0[:best_count]
-    return MergeWindow(sources, overlapping(target, sources))
+    return MergeInputs(sources, overlapping(target, sources))
 
 
 def with_small_neighbours(
-    window: MergeWindow, target: SortedRun | None, *, small_bytes: int, limit_bytes: int
-) -> MergeWindow:
+    window: MergeInputs, target: SortedRun | None, *, small_bytes: int, limit_bytes: int
+) -> MergeInputs:
     """Extend the window by small SSTs of `target` beside it.
 
     Otherwise many small commits at the end of the keys would become as many small SSTs. A neighbour
@@ -192,7 +192,7 @@ def with_small_neighbours(
     while is_taken(high):
         merged_bytes += target.ssts[high].size_bytes
         high += 1
-    return MergeWindow(window.sources, target.ssts[low:high])
+    return MergeInputs(window.sources, target.ssts[low:high])
 
 
 def _union(keys: KeyRange, others: KeyRange) -> KeyRange:
@@ -207,7 +207,7 @@ def best_window(
     goal_bytes: int,
     limit_bytes: int,
     choice: SourceChoice,
-) -> MergeWindow:
+) -> MergeInputs:
     """Return about `goal_bytes` of `run` to merge into `target`, reading at most `limit_bytes`.
 
     If every SST would read more, return the one that reads least.
@@ -228,7 +228,7 @@ def best_window(
         if cost < best_cost:
             best, best_stop, best_cost = start, stop, cost
     overlapped = target.ssts[inputs.lows[best] : inputs.highs[best_stop - 1]] if target else ()
-    return MergeWindow(run.ssts[best:best_stop], overlapped)
+    return MergeInputs(run.ssts[best:best_stop], overlapped)
 
 
 def _cost(

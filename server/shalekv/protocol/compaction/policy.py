@@ -39,7 +39,7 @@ from shalekv.protocol.compaction.jobs import (
     applied,
 )
 from shalekv.protocol.compaction.l0 import (
-    MergeWindow,
+    MergeInputs,
     SourceChoice,
     best_prefix,
     best_window,
@@ -228,7 +228,7 @@ class LeveledPolicy:
         limit_bytes = self._settings.compaction_bytes_max
         sources = runs_to_merge(runs, count_min=max(trigger_count, 2), limit_bytes=limit_bytes)
         if sources:
-            return _merge(L0, L0, MergeWindow(sources, ()), "L0 beside a job over a range of keys")
+            return _merge(L0, L0, MergeInputs(sources, ()), "L0 beside a job over a range of keys")
         if not reason:
             return self._records_job(state.version)
         if not is_long and len(runs) < _L0_FULL * trigger_count:
@@ -364,7 +364,7 @@ class LeveledPolicy:
         if not sources:
             return None
         reason = f"{len(version.system)} SSTs of records"
-        return _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, MergeWindow(sources, ()), reason)
+        return _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, MergeInputs(sources, ()), reason)
 
     def _old_records(self, state: CompactionState) -> _ScoredJob:
         system = state.version.system
@@ -374,7 +374,7 @@ class LeveledPolicy:
         return _ScoredJob(
             (state.now_ms - _made_at_ms(oldest))
             / (_RECORD_LIVES * self._settings.idempotency_record_kept_s * _MS_PER_S),
-            lambda: _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, MergeWindow([oldest], ()), "old records"),
+            lambda: _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, MergeInputs([oldest], ()), "old records"),
         )
 
     def _old_tombstones(self, state: CompactionState, targets: LevelTargets) -> _ScoredJob:
@@ -396,7 +396,7 @@ class LeveledPolicy:
         return _merge(
             info.level,
             level,
-            MergeWindow([info], overlapping(_run(version, level), [info])),
+            MergeInputs([info], overlapping(_run(version, level), [info])),
             reason,
         )
 
@@ -455,7 +455,7 @@ def records_to_merge(
     return best
 
 
-def _merge(source_level: int, target_level: int, window: MergeWindow, reason: str) -> MergeJob:
+def _merge(source_level: int, target_level: int, window: MergeInputs, reason: str) -> MergeJob:
     return MergeJob(
         source_level,
         target_level,
