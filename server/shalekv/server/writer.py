@@ -31,6 +31,7 @@ from shalekv.wording import Trouble
 from shalekv.write.engine import WriterEngine
 from shalekv.write.opening import open_log
 from shalekv.write.quorum.links import Links
+from shalekv.write.recovery import RecoveredLog
 from shalekv.write.snapshots import SnapshotUsage
 
 log = structlog.get_logger()
@@ -78,17 +79,9 @@ class Writer:
         clock = runtime.clock
         began_ms = clock.monotonic_ms()
         cas = CasStore(store, runtime, settings.store)
-        with cas.refusals.opening(settings.writer.open_timeout_ms):
-            opened = await open_log(
-                cas,
-                settings.writer,
-                address=advertise,
-                since_epoch=since_epoch,
-                cache=settings.cache,
-                disk=open_disk_cache(settings.disk_cache, runtime),
-                links=links,
-                quorum=settings.quorum,
-            )
+        opened = await _open_log(
+            cas, settings, advertise=advertise, since_epoch=since_epoch, links=links
+        )
         open_ms = clock.monotonic_ms() - began_ms
         views = OpenViews(settings.limits, clock, runtime.random)
         engine = WriterEngine(
@@ -165,6 +158,28 @@ class Writer:
     def close(self) -> None:
         """Accept no more writes; `run` returns when the accepted ones are durable."""
         self.engine.close()
+
+
+async def _open_log(
+    cas: CasStore,
+    settings: WriterConfig,
+    *,
+    advertise: str,
+    since_epoch: int | None,
+    links: Links | None,
+) -> RecoveredLog:
+    """Take over the log; requests that are refused are retried for at least `open_timeout_ms`."""
+    with cas.refusals.opening(settings.writer.open_timeout_ms):
+        return await open_log(
+            cas,
+            settings.writer,
+            address=advertise,
+            since_epoch=since_epoch,
+            cache=settings.cache,
+            disk=open_disk_cache(settings.disk_cache, cas.runtime),
+            links=links,
+            quorum=settings.quorum,
+        )
 
 
 def _readiness(reads: Trouble | None, engine: WriterEngine) -> Readiness:
