@@ -223,10 +223,13 @@ class QuorumCluster(Cluster):
         self.is_switching = False
         self.member_count = self._random.choice(COUNTS)
         names = [f"sk{number}" for number in range(1, self.member_count + 2)]  # one is spare
-        self.machines = {name: Machine(sim, self.wires, name) for name in names}
-        for machine in self.machines.values():
-            machine.on_synced = self.witness.inspect
-            machine.on_sent = self.witness.reply_sent
+        self.machines = {name: self._machine(name) for name in names}
+
+    def _machine(self, name: str) -> Machine:
+        witness = self.witness
+        return Machine(
+            self.sim, self.wires, name, on_synced=witness.inspect, on_sent=witness.reply_sent
+        )
 
     async def found(self) -> None:
         """Create the database, at times after attempts that came to nothing, or late."""

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
+from random import Random
 from typing import TypeVar, TypeVarTuple
 
 from tests.kit.disks.crashing import CrashingDisk, File, Folder
 from tests.sim.errors import SimulationError
+from tests.sim.loop import SimLoop
+from tests.sim.nodes import Node
 from tests.sim.simulation import SimWorkers
 
 T = TypeVar("T")
@@ -114,7 +117,17 @@ class Fuse:
 class DiskWorkers(SimWorkers):
     """Workers of a process whose functions may be cut short: `on_cut` ends the process then."""
 
-    on_cut: Callable[[], None]
+    def __init__(
+        self,
+        loop: SimLoop,
+        node: Node,
+        random: Random,
+        *,
+        threads: int,
+        on_cut: Callable[[], None],
+    ) -> None:
+        super().__init__(loop, node, random, threads=threads)
+        self._on_cut = on_cut
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """The result of ``function(*args)``; what it raises is raised here."""
@@ -123,7 +136,7 @@ class DiskWorkers(SimWorkers):
             try:
                 return function(*args)
             except PowerCut:
-                self.on_cut()
+                self._on_cut()
                 raise SimulationError("nobody is there any more to hear of this") from None
 
         return await super().run(guarded)

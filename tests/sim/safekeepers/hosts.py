@@ -81,7 +81,16 @@ class _WatchedService(SafekeeperService):
 class Machine(Listener):
     """One machine: a name, an address, a disk, and at times a process."""
 
-    def __init__(self, sim: Simulation, wires: Wires, name: str) -> None:
+    def __init__(
+        self,
+        sim: Simulation,
+        wires: Wires,
+        name: str,
+        *,
+        on_synced: Callable[[Machine], None],
+        on_sent: Callable[[Machine, ToProposer], None],
+    ) -> None:
+        """No process runs. `on_synced` is called after each sync, `on_sent` before each reply."""
         self.name = name
         self.address = f"{name}:1"
         self.disk = MachineDisk()
@@ -89,8 +98,8 @@ class Machine(Listener):
         self.node: Node | None = None
         self.methods: grpc.GenericRpcHandler | None = None
         self.safekeeper: Safekeeper | None = None
-        self.on_synced: Callable[[Machine], None] = lambda _: None
-        self.on_sent: Callable[[Machine, ToProposer], None] = lambda _machine, _reply: None
+        self._on_synced = on_synced
+        self._on_sent = on_sent
         self._sim = sim
         self._wires = wires
         self._random = sim.random_for(f"machine {name}")
@@ -117,7 +126,7 @@ class Machine(Listener):
         self._wires.power_is_back(self)
         self._fuse = Fuse()
         self.disk.before_call = self._fuse.before_call
-        self.disk.on_synced = lambda: self.on_synced(self)
+        self.disk.on_synced = lambda: self._on_synced(self)
         self.node = self._sim.node(self.name)
         self.node.start(self._run(self.node, settings))
 
@@ -144,7 +153,7 @@ class Machine(Listener):
     def wipe(self) -> None:
         """The disk is exchanged for an empty one. REQUIRES: no process runs."""
         self.disk = MachineDisk()
-        self.on_synced(self)
+        self._on_synced(self)
 
     def stop(self) -> None:
         if self.node is not None and self.safekeeper is not None:
@@ -201,13 +210,13 @@ class Machine(Listener):
         self._sim.loop.call_soon(self._mark_ended, node, context=self._sim.loop.root.context)
 
     def _sent(self, reply: ToProposer) -> None:
-        self.on_sent(self, reply)
+        self._on_sent(self, reply)
 
     def _workers(self, node: Node, threads: int) -> DiskWorkers:
         random = self._sim.random_for(f"{node.label}/{threads} workers")
-        workers = DiskWorkers(self._sim.loop, node, random, threads=threads)
-        workers.on_cut = lambda: self._cut_short(node)
-        return workers
+        return DiskWorkers(
+            self._sim.loop, node, random, threads=threads, on_cut=lambda: self._cut_short(node)
+        )
 
     def _mark_ended(self, node: Node) -> None:
         if self.node is node:

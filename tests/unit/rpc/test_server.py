@@ -6,7 +6,9 @@ import asyncio
 import errno
 import logging
 import socket
+import struct
 from contextlib import closing
+from dataclasses import dataclass
 
 import grpc
 import pytest
@@ -20,8 +22,58 @@ from shalekv.rpc.server import GRPC_LOGGER, Server
 from shalekv.settings import LogLevel, ServerSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.constants import set_constants
-from tests.kit.serving import raw_http2
 from tests.kit.serving.rpc import failure, runtime, serving
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS = 0x0, 0x1, 0x3, 0x4
+END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: int
+    flags: int
+    payload: bytes
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def header(name: str, value: str) -> bytes:
+    """One header as a literal without indexing; each part shorter than 127 bytes."""
+    parts = (name.encode(), value.encode())
+    return b"\0" + b"".join(bytes([len(part)]) + part for part in parts)
+
+
+def grpc_call(path: str, message: bytes, **metadata: str) -> bytes:
+    """Everything that a client sends for one unary call; metadata names have _ for -."""
+    headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "test"}
+    headers |= {"te": "trailers", "content-type": "application/grpc"}
+    headers |= {name.replace("_", "-"): value for name, value in metadata.items()}
+    block = b"".join(header(name, value) for name, value in headers.items())
+    body = b"\0" + struct.pack(">I", len(message)) + message
+    return (
+        PREFACE
+        + frame(SETTINGS, 0, 0, b"")
+        + frame(HEADERS, END_HEADERS, 1, block)
+        + frame(DATA, END_STREAM, 1, body)
+    )
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame:
+    """The next frame of the server; `IncompleteReadError` when it has hung up."""
+    head = await reader.readexactly(9)
+    payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+    return Frame(head[3], head[4], payload)
+
+
+async def end_of_call(reader: asyncio.StreamReader) -> bytes:
+    """The payload of the frame that ends the call: its trailers, or the code of its reset."""
+    while True:
+        found = await read_frame(reader)
+        if found.kind == RST_STREAM or (found.kind == HEADERS and found.flags & END_STREAM):
+            return found.payload
 
 
 async def test_a_taken_port_is_refused() -> None:
@@ -189,9 +241,9 @@ async def test_a_deadline_in_the_past_is_not_served(deadline: str) -> None:
     request = kv_pb2.PutRequest(key=b"a").SerializeToString()
     async with serving() as it:
         reader, writer = await _connect(it.server.listen)
-        writer.write(raw_http2.grpc_call("/shalekv.v1.KV/Put", request, grpc_timeout=deadline))
+        writer.write(grpc_call("/shalekv.v1.KV/Put", request, grpc_timeout=deadline))
         async with asyncio.timeout(10):
-            end = await raw_http2.end_of_call(reader)
+            end = await end_of_call(reader)
         writer.close()
         assert b"grpc-status\x014" in end or len(end) == 4
         assert it.service.calls == []
