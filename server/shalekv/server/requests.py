@@ -21,7 +21,6 @@ import asyncio
 import hashlib
 import struct
 from collections.abc import Awaitable, Callable
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -137,7 +136,8 @@ def durability(value: DurabilityValue, durable: DurabilityValue = DURABLE) -> Du
 
     `durable` is that of the log, DURABLE or QUORUM, which DURABLE and the default become.
     """
-    _check_enum(value, _DURABILITIES, "durability")
+    if value not in _DURABILITIES:
+        raise InvalidRequest("durability", f"{value} is not a known value")
     if value == QUORUM != durable:
         problem = "this database has no safekeepers: use DURABLE"
         raise InvalidRequest("durability", problem)
@@ -164,7 +164,9 @@ def condition_level(header: kv_pb2.RequestHeader) -> LevelValue:
 
 def check_header(header: kv_pb2.RequestHeader) -> None:
     """Refuse unknown values and lengths out of bounds, rather than ignore them."""
-    _check_enum(header.read_level, _LEVELS, "header.read_level")
+    if header.read_level not in _LEVELS:
+        problem = f"{header.read_level} is not a known value"
+        raise InvalidRequest("header.read_level", problem)
     length = len(header.snapshot_id)
     if length not in (0, SNAPSHOT_ID_BYTES):
         problem = f"{length} bytes, and the id of a snapshot has {SNAPSHOT_ID_BYTES}"
@@ -175,11 +177,13 @@ def check_header(header: kv_pb2.RequestHeader) -> None:
         raise InvalidRequest("header.idempotency_key", problem)
 
 
-def check_write_header(header: kv_pb2.RequestHeader) -> None:
-    """Check the header of a write."""
+def check_write(header: kv_pb2.RequestHeader, call: Call, clock: Clock) -> None:
+    """Check the header of a write, and that its deadline has not passed."""
     check_header(header)
     if header.snapshot_id:
         raise InvalidRequest("header.snapshot_id", "a snapshot is read, and never written")
+    if call.deadline_ms is not None:
+        check_deadline(call, clock)
 
 
 async def answer_in_time(
@@ -266,11 +270,6 @@ def _change_of_put(
 ) -> Change:
     expire_at_ms = now_ms() + message.ttl_ms if message.ttl_ms else NO_EXPIRY
     return Change(message.key, Kind.PUT, message.value, expire_at_ms)
-
-
-def _check_enum(value: int, known: AbstractSet[int], field: str) -> None:
-    if value not in known:
-        raise InvalidRequest(field, f"{value} is not a known value")
 
 
 @dataclass(frozen=True, slots=True)

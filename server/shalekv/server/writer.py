@@ -21,7 +21,7 @@ from shalekv.server.status import (
 )
 from shalekv.server.watches import watches_of
 from shalekv.server.writer_service import WriterAdmin, WriterKv
-from shalekv.settings import CompactorSettings, StoreSettings, WriterConfig
+from shalekv.settings import StoreSettings, WriterConfig
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -101,15 +101,7 @@ class Writer:
         )
         kv = WriterKv(engine, views, settings.limits, runtime, cas.reachability)
         watches = watches_of(engine, cas, settings.watches, kv.header)
-        report = ProcessReport(
-            clock,
-            _memory_use(settings, engine, kv, watches),
-            url=store.url,
-            open_ms=open_ms,
-            watches=watches,
-            levels=_levels_report(engine, settings.compactor, cas),
-            readiness=lambda: _readiness(cas.reachability.trouble(), engine),
-        )
+        report = _process_report(settings, engine, kv, watches, cas, open_ms=open_ms)
         admin = WriterAdmin(
             engine,
             settings.writer,
@@ -187,10 +179,25 @@ def _readiness(reads: Trouble | None, engine: WriterEngine) -> Readiness:
     return Readiness(reads, engine.wal.trouble(reads=reads))
 
 
-def _levels_report(
-    engine: WriterEngine, settings: CompactorSettings, cas: CasStore
-) -> LevelsReport:
-    return LevelsReport(engine, settings, SnapshotUsage(cas), cas.counts.by_folder)
+def _process_report(
+    settings: WriterConfig,
+    engine: WriterEngine,
+    kv: WriterKv,
+    watches: Watches,
+    store: CasStore,
+    *,
+    open_ms: float,
+) -> ProcessReport:
+    counts = store.counts.by_folder
+    return ProcessReport(
+        store.runtime.clock,
+        _memory_use(settings, engine, kv, watches),
+        url=store.url,
+        open_ms=open_ms,
+        watches=watches,
+        levels=LevelsReport(engine, settings.compactor, SnapshotUsage(store), counts),
+        readiness=lambda: _readiness(store.reachability.trouble(), engine),
+    )
 
 
 def _memory_use(

@@ -14,7 +14,6 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv.runtime import Runtime
 from shalekv.server import requests, transactions
 from shalekv.server.reads import Reads
-from shalekv.server.requests import check_deadline
 from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.server.snapshots import SnapshotAdmin
@@ -119,7 +118,7 @@ class WriterKv:
 
     def put(self, request: kv_pb2.PutRequest, call: Call) -> Answer[kv_pb2.PutReply]:
         """Set one key."""
-        self._check_write(request.header, call)
+        requests.check_write(request.header, call, self._clock)
         if request.HasField("precondition"):
             transaction = transactions.put_transaction(request, self._limits)
             return self._writes.transact(transaction, request, transactions.PUT_REPLY, call)
@@ -128,7 +127,7 @@ class WriterKv:
 
     def delete(self, request: kv_pb2.DeleteRequest, call: Call) -> Answer[kv_pb2.DeleteReply]:
         """Delete one key."""
-        self._check_write(request.header, call)
+        requests.check_write(request.header, call, self._clock)
         if request.HasField("precondition"):
             transaction = transactions.delete_transaction(request)
             return self._writes.transact(transaction, request, transactions.DELETE_REPLY, call)
@@ -139,13 +138,13 @@ class WriterKv:
         self, request: kv_pb2.DeleteRangeRequest, call: Call
     ) -> Answer[kv_pb2.DeleteRangeReply]:
         """Delete all keys of a range."""
-        self._check_write(request.header, call)
+        requests.check_write(request.header, call, self._clock)
         transaction = transactions.delete_range_transaction(request)
         return self._writes.transact(transaction, request, transactions.DELETE_RANGE_REPLY, call)
 
     def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
         """Apply many changes in one commit."""
-        self._check_write(request.header, call)
+        requests.check_write(request.header, call, self._clock)
         changes = requests.write_changes(request, self._limits, self._engine.time.now_ms)
         if changes is None:
             transaction = transactions.write_transaction(request, self._limits)
@@ -154,17 +153,13 @@ class WriterKv:
 
     def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
         """Compare, then read and change, in one commit."""
-        self._check_write(request.header, call)
+        requests.check_write(request.header, call, self._clock)
         transaction = transactions.txn_transaction(request, self._limits)
         return self._writes.transact(transaction, request, transactions.TXN_REPLY, call)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""
         return self._reads.scan(request, call)
-
-    def _check_write(self, header: kv_pb2.RequestHeader, call: Call) -> None:
-        requests.check_write_header(header)
-        check_deadline(call, self._clock)
 
     def header(self, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
         """Make the header of a reply that shows the state at this commit."""

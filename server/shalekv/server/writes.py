@@ -176,6 +176,7 @@ class Writes:
         self._queue = FifoLock()
         self._pending_replies = engine.log.pending_replies
         self._durable = engine.wal.durability
+        self._direct_ingest_bytes = engine.direct_ingest_bytes
 
     def commit(
         self,
@@ -191,7 +192,7 @@ class Writes:
         """
         engine, key = self._engine, request.header.idempotency_key
         size_bytes = changes_bytes(changes)
-        is_load = size_bytes > engine.direct_ingest_bytes
+        is_load = size_bytes > self._direct_ingest_bytes
         durability = requests.durability(request.durability, self._durable)
         if is_load and durability == MEMORY:
             durability = self._durable  # a load is not in memory before it is durable
@@ -207,7 +208,7 @@ class Writes:
             is_free = is_new and engine.prefetch.known(needs) is not None
         if is_free:
             engine.log.check_available()
-            is_free = engine.admission.try_admit(admitted_bytes)
+            is_free = engine.log.admission.try_admit(admitted_bytes)
         if not is_free:
             write = _Write(changes, reply, size_bytes, needs, key, request_hash, is_load)
             return self._answer(write)
@@ -414,7 +415,7 @@ class Writes:
             return message
         self._pending_replies.begin(reply.future, within_ms=self._left_ms(reply))
         answer = self._confirmed(reply.future, commit) if reply.is_confirmed else reply.future
-        return self._when_durable(reply, answer)
+        return answer if reply.durability != ARCHIVED else self._when_durable(reply, answer)
 
     def _when_durable(
         self, reply: _PendingReply[ReplyT], answer: Awaitable[ReplyT]
@@ -425,6 +426,8 @@ class Writes:
         return answer
 
     def _left_ms(self, reply: _PendingReply[ReplyT]) -> float | None:
+        if reply.call.deadline_ms is None:
+            return None
         return reply.call.answer_within_ms(self._clock.monotonic_ms())
 
     def _check_available(self) -> None:

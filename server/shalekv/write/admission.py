@@ -21,16 +21,6 @@ from shalekv.read.memtable import Memtable
 from shalekv.settings import WriterSettings
 from shalekv.write.idempotency import Idempotency
 
-
-@dataclass(slots=True, eq=False)
-class _Writer:
-    """A write that waits for admission."""
-
-    size_bytes: int
-    kept_bytes: int  # its bytes in the memtable, once it is durable
-    admitted: Waiter = field(repr=False)
-
-
 RETRY_AFTER_MS = 200  # retry advice with a refusal: about the time of a few uploads
 # Interval at which the manifest is polled while much is not compacted: what is compacted by then
 # can be dropped.
@@ -40,6 +30,15 @@ PRESSED_PARTS = 8  # "much" is an eighth of the memory for uncompacted writes
 UNCOMPACTED_LOADS_MAX = 64
 LOADS_POLL_MS = 20  # interval of polling whether loads were compacted
 HELD_PARTS = 4  # scans may keep a quarter of that memory after compaction, then they are ended
+
+
+@dataclass(slots=True, eq=False)
+class _Writer:
+    """A write that waits for admission."""
+
+    size_bytes: int
+    kept_bytes: int  # its bytes in the memtable, once it is durable
+    admitted: Waiter = field(repr=False)
 
 
 class Admission:

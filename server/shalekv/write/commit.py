@@ -242,9 +242,10 @@ def _ignore(_outcome: Receipt | ShaleError) -> None:
 
 def changes_bytes(changes: Sequence[Change] | Sequence[Entry]) -> int:
     """Accounted memory of a commit with these changes until it is durable, bytes."""
-    keys_bytes = sum([len(change.key) for change in changes])
-    values_bytes = sum([len(change.value) for change in changes])
-    return COMMIT_OVERHEAD_BYTES + keys_bytes + values_bytes + ENTRY_OVERHEAD_BYTES * len(changes)
+    size_bytes = COMMIT_OVERHEAD_BYTES + ENTRY_OVERHEAD_BYTES * len(changes)
+    for change in changes:
+        size_bytes += len(change.key) + len(change.value)
+    return size_bytes
 
 
 def _record_bytes(claim: Claim | None) -> int:

@@ -215,7 +215,9 @@ class WriterEngine:
             wal=opened.wal,
             database=self,
             admission=Admission(
-                settings, memtable_bytes=lambda: self.memory_bytes, explain=self._explain_queue
+                settings,
+                memtable_bytes=lambda: self.backlog.memory_bytes,
+                explain=self._explain_queue,
             ),
             watermark=watermark,
             policy=opened.policy,
