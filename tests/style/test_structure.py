@@ -117,3 +117,14 @@ def _set_attributes(tree: ast.ClassDef) -> Iterator[str]:
         match node:
             case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
                 yield name
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """No two public classes of the server have the same name."""
+    places: dict[str, list[str]] = {}
+    for module in modules().values():
+        if module.name.startswith("shalekv."):
+            for node in module.source.tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(module.name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
