@@ -122,7 +122,7 @@ class Cluster:
         self.sim.store.mislead(name, store_off_ms)
         self.sim.clock_of(name).wall_ahead_ms = off_ms if which > 1 - WRONG_SHARE else 0
         if store_off_ms:
-            self.sim.note(f"{name} is told a time that is {store_off_ms} ms ahead")
+            self.sim.note(f"{name} gets a time that is {store_off_ms} ms ahead")
 
     async def start_slow_opener(self, settings: WriterConfig, one_way_ms: float) -> str:
         """Start a writer that wins an epoch and then does not list the WAL until it is released.

@@ -26,8 +26,8 @@ class Outcome(enum.Enum):
     ACKNOWLEDGED = "acknowledged"
     IN_MEMORY = "acknowledged from memory"
     REFUSED = "refused because of what is in the database"
-    NOT_APPLIED = "told that it was not applied"
-    UNKNOWN = "not told"
+    NOT_APPLIED = "reported as not applied"
+    UNKNOWN = "not reported"
 
 
 class Got(NamedTuple):

@@ -95,7 +95,7 @@ def attempt(
         loop = SimLoop(seed, limit_s=limit_s, keep_lines=keep_lines)
         try:
             return _run(loop, main, Simulation(seed, loop, faults or Faults.none(), options))
-        except BaseException as error:  # noqa: BLE001 - told, and raised by who asked
+        except BaseException as error:  # noqa: BLE001 - reported, and raised by the caller
             trace = loop.trace
             return Failure(
                 error,

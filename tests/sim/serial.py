@@ -136,7 +136,7 @@ class SerialOrder:
             first = self.placed[operation.number].commit
             raise Violation(f"I15: {operation} is applied more than once: {first}, {commit}")
         if not operation.may_be_applied:
-            raise Violation(f"I1: {operation} was told not to be applied, and is {commit}")
+            raise Violation(f"I1: {operation} was reported as not applied, and is {commit}")
         self.placed[operation.number] = Placed(commit, effects)
         self.timeline.append(commit.seq, left)
 

@@ -175,7 +175,7 @@ async def mislead_writers(cluster: Cluster) -> None:
         if abs(off_ms - sim.clock_of(name).wall_ahead_ms) <= 2 * CLOCK_JUMP_MAX_S * 1_000:
             continue
         sim.store.mislead(name, off_ms)
-        sim.note(f"{name} is told a time that is {off_ms} ms ahead")
+        sim.note(f"{name} gets a time that is {off_ms} ms ahead")
         try:
             await sim.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
         finally:

@@ -25,16 +25,16 @@ def check_i1_acknowledged_writes_are_in_the_log(order: SerialOrder) -> None:
     """
     for operation, attempt in order.history.attempts(Outcome.IN_MEMORY):
         if rests_on_state(operation.request):
-            raise _violation(f"I1: {operation} is told from memory: {attempt}", attempt)
+            raise _violation(f"I1: {operation} is answered from memory: {attempt}", attempt)
     for operation, attempt in order.history.attempts(Outcome.ACKNOWLEDGED):
         placed, replied_us = order.placed.get(operation.number), attempt.replied_us or 0
         if placed is None or attempt.seq != placed.commit.seq:
             if _always_changes(operation, order.timeline.keys):
-                raise _violation(f"I1: {operation} was told {attempt}, and is {placed}", attempt)
+                raise _violation(f"I1: {operation} got {attempt}, and is {placed}", attempt)
             continue
         commit = placed.commit
         if attempt.wal_id != commit.wal.wal_id or order.landed_us(commit.wal) > replied_us:
-            raise _violation(f"I1: {operation} was told {attempt}, and is {commit}", attempt)
+            raise _violation(f"I1: {operation} got {attempt}, and is {commit}", attempt)
         if rests_on_state(operation.request) and commit.seq > order.durable_at(replied_us):
             problem = f"I1: {operation} rests on what was not durable: {attempt}, {commit}"
             raise _violation(problem, attempt)
@@ -66,7 +66,7 @@ def check_i14_answers(order: SerialOrder) -> None:
             if placed is None or attempt.seq != placed.commit.seq:
                 _explain(order, operation, attempt)
             elif attempt.answer not in [effect.answer for effect in placed.effects]:
-                raise _violation(f"I14: {operation} was told {attempt}, and does {placed}", attempt)
+                raise _violation(f"I14: {operation} got {attempt}, and does {placed}", attempt)
 
 
 @checks(15, "writers", "database")
@@ -83,7 +83,7 @@ def check_i15_one_answer(order: SerialOrder) -> None:
             if attempt.outcome in _ANSWERED and attempt.seq == placed.commit.seq
         }
         if len(distinct) > 1:
-            raise Violation(f"I15: {operation} was told different things: {distinct}")
+            raise Violation(f"I15: {operation} got different replies: {distinct}")
 
 
 @checks(15, "writers", "database")

@@ -266,7 +266,7 @@ def is_judged(seed: int) -> bool:
 def check_i14_linearizable(
     history: History, keys: Sequence[bytes], *, steps_max: int = STEPS_MAX
 ) -> Counter[str]:
-    """Some order of the writes, conditions and linearizable reads explains all that was told.
+    """Some order of the writes, conditions and linearizable reads explains all replies.
 
     With them the committed reads before anybody else had taken over. Each key is judged alone, with
     its reads; then writes and transactions together, over all keys that they tie, or if that takes

@@ -119,7 +119,7 @@ def check_i11_acknowledged_was_on_a_majority(order: SerialOrder) -> None:
             continue  # another attempt was acknowledged, or it has changed nothing
         durable_us = order.landed_us(placed.commit.wal)
         if attempt.replied_us is not None and durable_us > attempt.replied_us:
-            raise Violation(f"I11: {operation} was told {attempt}, durable at {durable_us} us")
+            raise Violation(f"I11: {operation} got {attempt}, durable at {durable_us} us")
 
 
 def _entries(*objects: WalObject) -> list[Entry]:

@@ -167,21 +167,20 @@ class _Judge:
         if place.is_collected:
             return
         if ended.outcome == "Exists" and place.data is None:
-            raise Violation(f"I10: {ended.node} was told that {ended.name} exists, and it does not")
+            raise Violation(f"I10: {ended.node} got that {ended.name} exists, and it does not")
         if ended.outcome == "Created":
             place.creators.append(ended.node)
             if place.data != ended.data:
-                raise Violation(f"I10: {ended.node} was told that it created {ended.name}, wrongly")
+                raise Violation(f"I10: {ended.node} got a success for {ended.name}, wrongly")
             if len(place.creators) > 1:
-                raise Violation(f"I10: {place.creators} were told that they created {ended.name}")
+                raise Violation(f"I10: {place.creators} all got a success for {ended.name}")
 
     def _check_never_entered(self, ended: CreateEnded) -> None:
         """A create that was reported as lost, or as not made, must not win later."""
         entered = self._places[ended.name].sources.intersection(ended.sources)
         if entered:
             raise Violation(
-                f"I10: {ended.node} was told {ended.outcome} of {ended.name}; "
-                f"a record names {entered}"
+                f"I10: {ended.node} got {ended.outcome} for {ended.name}; a record names {entered}"
             )
 
     def _is_dead(self, name: str) -> bool:
