@@ -14,10 +14,13 @@ from shalekv.protocol.membership import (
     MEMBERS_MAX,
     Configuration,
     Member,
+    MembershipStatus,
     begin_change,
     cancel_change,
     check_members,
     finish_change,
+    force_members,
+    membership_status,
 )
 from shalekv.protocol.proposer import (
     LEFT_OUT_COUNT,
@@ -270,3 +273,35 @@ def test_the_log_of_safekeepers_begins_behind_ids_that_are_left_out() -> None:
     assert (left_out.start, len(left_out)) == (7, LEFT_OUT_COUNT)
     assert entered.first_uncompacted_wal_id == left_out.stop
     assert entered.compactor_epoch == before.compactor_epoch + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "promise", "found", "status"),
+    [
+        ("a", 5, manifest("abc"), MembershipStatus.NAMED),
+        ("d", 5, manifest("abc", "abd"), MembershipStatus.NAMED),
+        ("d", 5, manifest("abc"), MembershipStatus.UNNAMED),
+        ("a", 5, replace(manifest("abc"), wal_mode=WalMode.OBJECT_STORE), MembershipStatus.UNNAMED),
+        ("d", 6, manifest("abc"), MembershipStatus.UNKNOWN),
+        ("a", 5, replace(manifest("abc"), database_id=b"d" * 16), MembershipStatus.DISPLACED),
+    ],
+)
+def test_status_of_a_member(
+    name: str, promise: int, found: Manifest, status: MembershipStatus
+) -> None:
+    """A manifest of a lower epoch than a member has promised does not say that it is unnamed."""
+    (member_id,) = ids(name)
+    assert status is membership_status(
+        found, database_id=bytes(16), member_id=member_id, promise=ballot(promise)
+    )
+
+
+def test_forced_members_fence_the_writer() -> None:
+    """Members chosen without a majority come with a new epoch, and only as long as nobody opens."""
+    before = manifest("abc", "abd")
+    forced = force_members(before, before=before, members=members("c"), nonce=TWIN)
+    assert (forced.writer_epoch, forced.writer_nonce) == (OWN.epoch + 1, TWIN)
+    assert Configuration.of(forced) == Configuration(8, members("c"))
+    for changed in (replace(before, writer_epoch=6), replace(before, wal_generation=8)):
+        with pytest.raises(InvalidRequest, match="look again"):
+            force_members(changed, before=before, members=members("c"), nonce=TWIN)
