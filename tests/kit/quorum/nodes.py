@@ -70,9 +70,7 @@ class KeptLog:
         self.appends: list[Append] = []  # all that came
         self.relayed: list[Append] = []  # all that others have passed on, and was taken
         self.pass_on: PassOn = _pass_nothing_on
-        self._reported_archive: dict[
-            int, int | None
-        ] = {}  # how far the archive is, by stream that is joined
+        self._reported_archive: dict[int, int | None] = {}  # end of the archive, by joined stream
 
     def receive(self, stream: int, message: ToAcceptor) -> None:
         if isinstance(message, Append):
