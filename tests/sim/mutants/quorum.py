@@ -260,7 +260,7 @@ QUORUM = (
         also=("I14",),  # what was acknowledged is missing in reads as well
         seeds=20,
     ),
-    mutant("a tail shows what is not committed", (service, "tail", _tail_all), seeds=60, hint=29),
+    mutant("a tail shows what is not committed", (service, "tail", _tail_all), seeds=60, hint=3),
     mutant(
         "the log of safekeepers begins in the next slot",
         (switch_wal, "enter_quorum", _enter_at_once),
