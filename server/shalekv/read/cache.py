@@ -149,7 +149,10 @@ class Cache(Generic[K, V]):
 
 
 def _fail(waiters: _Waiters[V], error: Exception) -> None:
-    """Raise `error` to all waiting callers, and drop them: it holds the frame of the loader."""
+    """Raise `error` to all waiting callers, and forget them.
+
+    The traceback of `error` holds the frame of the loader, and so `waiters`, which hold `error`.
+    """
     for waiter in waiters:
         if not waiter.done():
             waiter.set_exception(error)

@@ -1,4 +1,4 @@
-"""The interface that reads need of an engine: that of a writer or of a replica."""
+"""The interface of an engine that reads need; writers and replicas implement it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ShedViews = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
 async def shed_nothing(_is_too_much: Callable[[], bool]) -> None:
-    """Shed no views: there are none."""
+    """Do nothing: the default of a process that keeps no views."""
 
 
 class Time(Protocol):
@@ -34,7 +34,7 @@ class ReadEngine(Protocol):
 
     @property
     def database_id(self) -> bytes:
-        """16 bytes."""
+        """The id of the database, 16 bytes."""
         ...
 
     @property
@@ -54,27 +54,27 @@ class ReadEngine(Protocol):
 
     @property
     def pinned(self) -> PinnedVersion:
-        """The levels, for reads that begin now."""
+        """The current version of the levels, for reads that begin now."""
         ...
 
     @property
     def held_bytes_max(self) -> int:
-        """Limit of the compacted bytes that older scans keep in memory."""
+        """Limit of the bytes that older views keep in memory, and the memtable has dropped."""
         ...
 
     @property
     def newest_seq(self) -> int:
-        """The greatest sequence number of the newest state. Raises as `newest`."""
+        """The greatest sequence number of the newest state. Raises `NotTheWriter` at a replica."""
         ...
 
     @property
     def staleness_ms(self) -> int:
-        """Age of the committed state: it has all that was acknowledged that long ago."""
+        """Milliseconds: the committed state has all that was acknowledged longer ago than this."""
         ...
 
     @property
     def is_pushed(self) -> bool:
-        """Whether commits are pushed to this process: `catch_up` brings none sooner."""
+        """Whether commits come to this process without polls: `catch_up` brings none sooner."""
         ...
 
     @property
@@ -87,19 +87,22 @@ class ReadEngine(Protocol):
         ...
 
     def committed(self, key: bytes) -> Entry | None:
-        """Return the newest durable version of `key` in memory; None: the levels decide."""
+        """Return the newest durable entry of `key` in memory; None: the levels decide."""
         ...
 
     def newest(self, key: bytes) -> Entry | None:
-        """Return the newest version, durable or not. Raises `NotTheWriter` at a replica."""
+        """Return the newest entry of `key` in memory, durable or not; None: the levels decide.
+
+        Raises `NotTheWriter` at a replica.
+        """
         ...
 
     async def committed_view(self) -> ReadView:
-        """Return the durable prefix, once it covers all that was acknowledged here before."""
+        """Return a view of the durable prefix, once that has all that was acknowledged here."""
         ...
 
     async def newest_view(self) -> ReadView:
-        """Return the whole state, durable or not. Raises `NotTheWriter` at a replica."""
+        """Return a view of the whole state, durable or not. Raises `NotTheWriter` at a replica."""
         ...
 
     async def confirm(self) -> None:

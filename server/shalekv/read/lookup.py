@@ -1,7 +1,12 @@
-"""Lookups in the levels: the newest version of each key, with as few block reads as filters allow.
+"""Lookups in the levels: the newest entry of each key, with as few block reads as filters allow.
 
 `find` reads one key, and `find_many` many keys in parallel. Both take a `Version`, the set of SSTs
 of all levels that one manifest names.
+
+The SSTs whose range contains the key are searched from the newest to the oldest: those of L0, then
+at most one of each sorted run. In each of them, filter and index say which block may have the key.
+The first entry that is found is the newest one. A search also ends at the first SST with a range
+tombstone over the key, since everything in older SSTs is older than that.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ KEYS_AT_ONCE = 128  # keys handled before other tasks may run: about 2 ms
 
 
 async def find(ssts: LevelSsts, version: Version, key: bytes) -> Entry | None:
-    """Return the newest version of `key` in the levels; it may be a tombstone or expired.
+    """Return the newest entry of `key` in the levels; it may be a tombstone or expired.
 
     None: there is none, or a range tombstone hides all. Raises `CorruptObject`, `ObjectNotFound`
     and `StoreUnavailable`.
@@ -42,7 +47,7 @@ async def find(ssts: LevelSsts, version: Version, key: bytes) -> Entry | None:
             loaded = await ssts.open_many(sources[at:])
             opened = loaded[info.id]
         fragment = opened.range_tombstones.over(key)
-        found = await _point(ssts, opened, Section.POINTS, key, hashed)
+        found = await _find_in_sst(ssts, opened, Section.POINTS, key, hashed)
         if found is not None:
             return found if fragment is None or found.seq >= fragment.seq else None
         if fragment is not None:
@@ -51,7 +56,7 @@ async def find(ssts: LevelSsts, version: Version, key: bytes) -> Entry | None:
 
 
 async def find_record(ssts: LevelSsts, version: Version, record_key: bytes) -> Entry | None:
-    """Return the newest version of a system record (see `shalekv.format.records`).
+    """Return the newest entry of a system record (see `shalekv.format.records`).
 
     It may be a tombstone or expired. Raises as `find`.
     """
@@ -60,18 +65,24 @@ async def find_record(ssts: LevelSsts, version: Version, record_key: bytes) -> E
     hashed = key_hash(record_key)
     opened = await ssts.open_many(version.system)
     for info in version.system:
-        found = await _point(ssts, opened[info.id], Section.SYSTEM, record_key, hashed)
+        found = await _find_in_sst(ssts, opened[info.id], Section.SYSTEM, record_key, hashed)
         if found is not None:
             return found
     return None
 
 
 def may_hold(ssts: LevelSsts, version: Version, key: bytes) -> bool:
-    """Return whether `find` may find `key`, as far as memory can say."""
+    """Return False if cached metadata proves that `find` returns None, and else True.
+
+    Nothing is fetched: an SST whose metadata is not cached may have the key.
+    """
     hashed = key_hash(key)
     for info in version.sources_of(key):
         opened = ssts.cached(info)
-        if opened is None or _candidate(ssts, opened, Section.POINTS, key, hashed) is not None:
+        if (
+            opened is None
+            or _candidate_block(ssts, opened, Section.POINTS, key, hashed) is not None
+        ):
             return True
         if opened.range_tombstones.over(key) is not None:
             return False
@@ -79,22 +90,22 @@ def may_hold(ssts: LevelSsts, version: Version, key: bytes) -> bool:
 
 
 def may_hold_record(ssts: LevelSsts, version: Version, record_key: bytes) -> bool:
-    """Return whether `find_record` may find the record, as far as memory can say."""
+    """Return False if cached metadata proves that `find_record` returns None, and else True."""
     hashed = key_hash(record_key)
     for info in version.system:
         opened = ssts.cached(info)
         if opened is None:
             return True
-        if _candidate(ssts, opened, Section.SYSTEM, record_key, hashed) is not None:
+        if _candidate_block(ssts, opened, Section.SYSTEM, record_key, hashed) is not None:
             return True
     return False
 
 
-async def _point(
+async def _find_in_sst(
     ssts: LevelSsts, opened: OpenSst, section: Section, key: bytes, hashed: int
 ) -> Entry | None:
-    """Return the newest version of `key` in one SST."""
-    number = _candidate(ssts, opened, section, key, hashed)
+    """Return the newest entry of `key` in one SST, which a range tombstone may hide."""
+    number = _candidate_block(ssts, opened, section, key, hashed)
     if number is None:
         return None
     block = ssts.cached_block(opened.info.id, number, opened.index.listed_seq)
@@ -106,10 +117,10 @@ async def _point(
     return found
 
 
-def _candidate(
+def _candidate_block(
     ssts: LevelSsts, opened: OpenSst, section: Section, key: bytes, hashed: int
 ) -> int | None:
-    """Return the number of the block that may hold `key`, by filter and index."""
+    """Return the number of the block that may have `key`, by filter and index; None: no block."""
     if opened.filter is not None:
         counts = ssts.filter_counts
         if not opened.filter.may_contain_hash(hashed):
@@ -121,7 +132,7 @@ def _candidate(
 
 @dataclass(slots=True)
 class _BlockSearch:
-    """A block, and the keys that may be in it."""
+    """The search of a block for the keys that may be in it."""
 
     sst_id: bytes
     number: int
@@ -131,7 +142,7 @@ class _BlockSearch:
     found: dict[bytes, Entry | None] = field(default_factory=dict)
 
     @property
-    def is_read(self) -> bool:
+    def is_searched(self) -> bool:
         """Whether the block was searched."""
         return bool(self.found)
 
@@ -141,14 +152,14 @@ class _BlockSearch:
 
 
 class _Step(NamedTuple):
-    """One SST on the way of a key, before its blocks are read."""
+    """What filter, index and range tombstones of one SST say about a key."""
 
-    search: _BlockSearch | None  # None: the SST has no version of the key
+    search: _BlockSearch | None  # None: the SST has no entry of the key
     hidden_below_seq: int  # by a range tombstone of this SST; `NOT_HIDDEN`: by none
 
 
 NOT_HIDDEN = -1
-NOWHERE = _Step(None, NOT_HIDDEN)
+UNPROBED = _Step(None, NOT_HIDDEN)  # in place of a step that is not known yet
 
 
 async def find_many(ssts: LevelSsts, version: Version, keys: Sequence[bytes]) -> dict[bytes, Entry]:
@@ -161,27 +172,29 @@ async def find_many(ssts: LevelSsts, version: Version, keys: Sequence[bytes]) ->
     while routes:
         # Each round reads one more block for every key: most are done after the first.
         wanted = {id(route[0].search): route[0].search for route in routes.values()}
-        await _read(ssts, [search for search in wanted.values() if search and not search.is_read])
+        await _read(
+            ssts, [search for search in wanted.values() if search and not search.is_searched]
+        )
         routes = await _advance(ssts, routes, results)
     return results
 
 
 class _Routes:
-    """Finds, for each of many keys, the blocks that may hold it, from newest to oldest."""
+    """Finds, for each of many keys, its route: the blocks that may have it, newest first."""
 
     def __init__(self, ssts: LevelSsts, version: Version) -> None:
         self._ssts = ssts
         self._version = version
         self._routes: dict[bytes, list[_Step]] = {}
-        # By SST: the keys that it may hold, with their hashes and their ranks in the route.
-        self._enlisted: dict[bytes, tuple[SstInfo, list[tuple[bytes, int, int]]]] = {}
+        # By SST: the keys that may be in it, their hashes, and its ranks in their routes.
+        self._keys_by_sst: dict[bytes, tuple[SstInfo, list[tuple[bytes, int, int]]]] = {}
 
     async def find(self, keys: Sequence[bytes]) -> dict[bytes, deque[_Step]]:
         """Return the routes; keys that no block can hold have none."""
         for count, key in enumerate(dict.fromkeys(keys)):
-            self._enlist(key)
+            self._add_key(key)
             await _yield_sometimes(count)
-        unopened = [*self._enlisted.values()]
+        unopened = [*self._keys_by_sst.values()]
 
         async def work() -> None:
             while unopened:
@@ -191,26 +204,27 @@ class _Routes:
         await in_parallel(work, min(len(unopened), OPENED_AT_ONCE))
         found = {}
         for count, (key, steps) in enumerate(self._routes.items()):
-            route = _shortened(steps)
+            route = _blocks_to_search(steps)
             if route:
                 found[key] = route
             await _yield_sometimes(count)
         return found
 
-    def _enlist(self, key: bytes) -> None:
+    def _add_key(self, key: bytes) -> None:
+        """Note the key for each SST whose range contains it."""
         hashed = key_hash(key)
         rank = -1
         for rank, info in enumerate(self._version.sources_of(key)):
-            self._enlisted.setdefault(info.id, (info, []))[1].append((key, hashed, rank))
-        self._routes[key] = [NOWHERE] * (rank + 1)
+            self._keys_by_sst.setdefault(info.id, (info, []))[1].append((key, hashed, rank))
+        self._routes[key] = [UNPROBED] * (rank + 1)
 
-    async def _probe(self, info: SstInfo, enlisted: Sequence[tuple[bytes, int, int]]) -> None:
-        """Add this SST to the routes of the keys."""
+    async def _probe(self, info: SstInfo, probed_keys: Sequence[tuple[bytes, int, int]]) -> None:
+        """Put the step of this SST into the routes of these keys."""
         ssts = self._ssts
         opened = await ssts.metadata(info)
         searches: dict[int, _BlockSearch] = {}
-        for count, (key, hashed, rank) in enumerate(enlisted):
-            number = _candidate(ssts, opened, Section.POINTS, key, hashed)
+        for count, (key, hashed, rank) in enumerate(probed_keys):
+            number = _candidate_block(ssts, opened, Section.POINTS, key, hashed)
             search = None
             if number is not None:
                 search = searches.get(number)
@@ -225,8 +239,11 @@ class _Routes:
             await _yield_sometimes(count)
 
 
-def _shortened(steps: Iterable[_Step]) -> deque[_Step]:
-    """Return the blocks to search; everything below a range tombstone is older."""
+def _blocks_to_search(steps: Iterable[_Step]) -> deque[_Step]:
+    """Return the steps that have a block, up to the first SST with a range tombstone over the key.
+
+    Everything in older SSTs is older than that range tombstone.
+    """
     route: deque[_Step] = deque()
     for step in steps:
         if step.search is not None:
@@ -245,7 +262,7 @@ async def _advance(
         while route:
             search, hidden_below_seq = route[0]
             assert search is not None
-            if not search.is_read:
+            if not search.is_searched:
                 left[key] = route
                 break
             route.popleft()
@@ -261,7 +278,7 @@ async def _advance(
 
 
 async def _read(ssts: LevelSsts, searches: Sequence[_BlockSearch]) -> None:
-    """Search these blocks; fetch neighbours with one request."""
+    """Search these blocks; fetch adjacent ones with one request."""
     missing = []
     for count, search in enumerate(searches):
         held = ssts.cached_block(search.sst_id, search.number, search.handle.listed_seq)
@@ -270,7 +287,7 @@ async def _read(ssts: LevelSsts, searches: Sequence[_BlockSearch]) -> None:
         else:
             search.run(held)
         await _yield_sometimes(count)
-    groups = _neighbours(missing, ssts.read_ahead_bytes_max)
+    groups = _adjacent(missing, ssts.read_ahead_bytes_max)
 
     async def work() -> None:
         while groups:
@@ -283,7 +300,7 @@ async def _read(ssts: LevelSsts, searches: Sequence[_BlockSearch]) -> None:
     await in_parallel(work, min(len(groups), FETCHED_AT_ONCE))
 
 
-def _neighbours(searches: Sequence[_BlockSearch], bytes_max: int) -> list[list[_BlockSearch]]:
+def _adjacent(searches: Sequence[_BlockSearch], bytes_max: int) -> list[list[_BlockSearch]]:
     """Group blocks that are adjacent in an object, each group up to `bytes_max`."""
     groups: list[list[_BlockSearch]] = []
     after, group_bytes = (b"", 0), 0
@@ -299,6 +316,6 @@ def _neighbours(searches: Sequence[_BlockSearch], bytes_max: int) -> list[list[_
 
 
 async def _yield_sometimes(count: int) -> None:
-    """Let other tasks run, once for `KEYS_AT_ONCE` keys."""
+    """Let other tasks run after each `KEYS_AT_ONCE` keys; `count` numbers the keys from 0."""
     if count % KEYS_AT_ONCE == KEYS_AT_ONCE - 1:
         await asyncio.sleep(0)

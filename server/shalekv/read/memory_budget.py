@@ -152,9 +152,10 @@ class Stream(Protocol):
     """A holder of memory for a client."""
 
     async def end(self, error: StreamTooSlow) -> None:
-        """Give back all memory, some of it before the first `await`; end the call with `error`.
+        """Give back all memory, some of it before the first `await`, and end the call.
 
-        The transport may be blocked in the message that the client does not take.
+        The call ends with `error`, although the transport may be blocked in the message that the
+        client does not take.
         """
         ...
 

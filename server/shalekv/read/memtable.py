@@ -1,10 +1,22 @@
 """The memtable: everything durable that is not compacted yet.
 
 It is a list of segments. Each segment has a dictionary that answers gets with the newest durable
-version of a key, and sorted runs that answer scans with the state of one moment. The two differ
-while WAL objects land out of order: a landed object is in the dictionary at once, but in the runs
-only when all objects before it have landed (the prefix). A full segment is closed; when the levels
-hold all of it, it is dropped as a whole.
+entry of a key, and sorted runs that answer scans with the state of one moment. The two differ while
+WAL objects land (become durable) out of order: a landed object is in the dictionary at once, but in
+the runs only when all objects before it have landed, too. These are the prefix; an object that is
+not in it yet has landed behind a gap.
+
+A load (SSTs that become part of the database by one commit) is newer than everything that is in
+memory when it lands. The segments of that moment become an `OlderLayer`, and a new list begins.
+
+Entries leave the memtable in three ways. Views keep the runs that they refer to all the same.
+
+- A merge of runs drops entries that a newer entry of the key or a range tombstone hides.
+- `drop_through` drops segments of which the levels hold everything. `read.version_set` says when:
+  not before the current version has them, and not while a transaction may be decided again by an
+  older version.
+- `drop_all` drops everything, when a replica continues the log behind levels that hold more than it
+  has applied.
 """
 
 from __future__ import annotations
@@ -23,12 +35,12 @@ MERGE_SLICE_COUNT = 2_000  # entries merged before other tasks may run: about a 
 # Freeing a segment takes some 200 ns an entry, and blocks that long.
 SEGMENT_BYTES = 8 << 20
 TOMBSTONES_AT_ONCE = 500  # range tombstones joined before other tasks may run
-REBUILDS_MAX = 4  # attempts, until no range delete has come; the last one does not yield
+REBUILDS_MAX = 4  # attempts, until no range tombstone has come; the last one does not yield
 
 
 @dataclass(slots=True, eq=False)
 class MemtableSegment:
-    """Entries of the commits of one section of the log."""
+    """Entries of consecutive commits. It is closed when it is full: a new one begins then."""
 
     newest: dict[bytes, Entry] = field(default_factory=dict)
     runs: list[MemoryRun] = field(default_factory=list)
@@ -72,7 +84,7 @@ class MemtableSegment:
         return self.merged.pop(id(run), None) or RetiredRun.of(run)
 
     def forget(self, hidden: Iterable[Entry]) -> None:
-        """Drop entries from the dictionary that no read will see any more."""
+        """Drop these entries, which a range tombstone hides, from the dictionary."""
         for entry in hidden:
             if self.newest.get(entry.key) is entry:
                 del self.newest[entry.key]
@@ -80,7 +92,7 @@ class MemtableSegment:
 
 @dataclass(slots=True, eq=False)
 class OlderLayer:
-    """Contents of the memtable when a load landed: reads find them below the load."""
+    """The segments of the memtable when a load landed: reads find them below the load."""
 
     load_seq: int
     segments: list[MemtableSegment]
@@ -112,7 +124,7 @@ class Memtable:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are no longer here, but that older views keep in memory."""
+        """Bytes of dropped and merged runs that older views keep in memory."""
         held = [(run, held_bytes) for run in self._retired if (held_bytes := run.held_bytes())]
         self._retired = [run for run, _ in held]
         aside = [segment for layer in self._older_layers for segment in layer.segments]
@@ -121,7 +133,7 @@ class Memtable:
 
     @property
     def key_count(self) -> int:
-        """Keys with their newest version, tombstones included, summed over the segments."""
+        """Keys with an entry, tombstones included, summed over segments; without older layers."""
         return sum(len(segment.newest) for segment in self._segments)
 
     @property
@@ -135,18 +147,19 @@ class Memtable:
 
     @property
     def range_tombstone_count(self) -> int:
-        """Fragments of the key space that range deletes have emptied at some time."""
+        """Ranges without overlap that range tombstones cover; without those of older layers."""
         return len(self._landed_tombstones)
 
     @property
     def run_count(self) -> int:
-        """Runs that a scan of everything would merge."""
+        """Runs that a scan of everything would merge; without those of older layers."""
         return sum(len(segment.runs) for segment in self._segments)
 
     def get(self, key: bytes) -> Entry | None:
-        """Return the newest durable version of `key`; it may be a tombstone or expired.
+        """Return the newest durable entry of `key`; it may be a tombstone or expired.
 
-        None: there is neither an entry nor a range delete for the key here, so the levels decide.
+        None: there is neither an entry nor a range tombstone for the key here, so the levels
+        decide. Older layers are not searched: `LoadedVersion` does that, after its load.
         """
         found = None
         for segment in reversed(self._segments):
@@ -155,17 +168,17 @@ class Memtable:
                 break
         if self._landed_tombstones:
             found = self._landed_tombstones.latest(key, found)
-            # The range delete is about to be dropped: a put that is newer may be gone already.
+            # The range tombstone is about to be dropped: a newer put may be gone already.
             if found is not None and found.seq <= self._dropped_seq:
                 return None
         return found
 
     def hides(self, entry: Entry) -> bool:
-        """Return whether a durable range delete is newer than `entry`."""
+        """Return whether a durable range tombstone hides `entry`."""
         return self._landed_tombstones.hides(entry)
 
     def land(self, run: MemoryRun) -> None:
-        """Make the entries of a durable WAL object visible to gets.
+        """Make the entries of a WAL object that has landed visible to gets.
 
         Objects may land out of order; the greater sequence number wins.
         """
@@ -202,7 +215,7 @@ class Memtable:
             self.close_segment()
 
     def close_segment(self) -> None:
-        """Begin a new segment for what lands next. REQUIRES: nothing has landed ahead."""
+        """Begin a new segment for what lands next. REQUIRES: nothing has landed behind a gap."""
         self._segments[-1].is_closed = True
         self._segments.append(MemtableSegment())
         self._merge_due.set()
@@ -213,9 +226,9 @@ class Memtable:
         return ReadView(seq, wal_id, runs, self._tombstones)
 
     def set_aside(self, load_seq: int) -> None:
-        """Put everything here below a load that has landed and is newer.
+        """Move all segments to an `OlderLayer` below a load that has just landed.
 
-        What lands from now on is newer than the load. REQUIRES: nothing has landed ahead.
+        What lands from now on is newer than the load. REQUIRES: nothing has landed behind a gap.
         """
         self._segments[-1].is_closed = True
         segments = [segment for segment in self._segments if segment.max_seq]
@@ -223,8 +236,8 @@ class Memtable:
         self._segments = [MemtableSegment()]
         self._tombstones = self._landed_tombstones = NO_RANGE_TOMBSTONES
 
-    def aside(self, load_seq: int) -> ReadView:
-        """Return what was set aside when that load landed, and was not dropped since."""
+    def view_below_load(self, load_seq: int) -> ReadView:
+        """Return what `set_aside` has moved below that load, and was not dropped since."""
         for layer in self._older_layers:
             if layer.load_seq == load_seq:
                 runs = tuple(run for segment in layer.segments for run in segment.runs)
@@ -259,10 +272,10 @@ class Memtable:
         return count
 
     def drop_all(self) -> None:
-        """Drop everything at once: reads that begin from now on use levels that hold more.
+        """Drop everything at once, for levels that hold all of it and more.
 
-        An older version of a key here would hide a newer one there. REQUIRES: nothing has landed
-        ahead.
+        An older entry of a key here would hide a newer one there. REQUIRES: reads that begin from
+        now on use those levels, and nothing has landed behind a gap.
         """
         for layer in self._older_layers:
             self._retired += layer.drop_through(layer.load_seq)
@@ -283,7 +296,7 @@ class Memtable:
     async def merge_runs(self, clock: Clock) -> None:
         """Merge runs until no merge is due, letting other tasks run after each slice.
 
-        Entries that a newer one shadows or a range delete hides are dropped. Views from before the
+        Entries that a newer one or a range tombstone hides are dropped. Views from before the
         merge keep the old runs. Concurrent calls wait for each other.
         """
         async with self._merging:
@@ -308,7 +321,7 @@ class Memtable:
                 yield segment, picked
 
     async def _rebuild_tombstones(self, clock: Clock) -> None:
-        """Collect the range tombstones of the segments that are left, and of landed runs."""
+        """Collect the range tombstones of the segments, and of runs that landed behind a gap."""
         rebuilt = NO_RANGE_TOMBSTONES
         for attempt in range(REBUILDS_MAX):
             in_prefix = [entry for segment in self._segments for entry in segment.tombstones]

@@ -82,8 +82,7 @@ class Origins:
     def store_at(self, url: str, cas_mode: CasMode = CasMode.NATIVE) -> CasStore:
         """Return the store of another database; for reading, `cas_mode` does not matter.
 
-        Raises `DatabaseMismatch` if this process does not know the transactional store that decides
-        there.
+        Raises `DatabaseMismatch` for two-phase creates, if this process has no settings for them.
         """
         found = self._opened.get((url, cas_mode))
         if found is not None:
@@ -117,9 +116,9 @@ def _settings(own: StoreSettings, url: str, cas_mode: CasMode) -> StoreSettings:
 async def check_pins(store: CasStore, manifest: Manifest, *, may_fix: bool = True) -> int:
     """Make sure that every pin on which the manifest depends exists and never expires.
 
-    The process that made the clone may have crashed before it fixed a pin; with `may_fix` that is
-    done here. Returns how many pins had to be fixed. A database that is not a clone costs no
-    request. Raises `OriginLost`, and the errors of the other stores.
+    The process that made the clone may have crashed before it made a pin permanent; with `may_fix`
+    that is done here. Returns how many pins were made permanent. A database that is not a clone
+    costs no request. Raises `OriginLost`, and the errors of the other stores.
     """
     needed = needed_pins(manifest)
     if not needed:
@@ -160,7 +159,7 @@ class OriginPins:
         return (await _refreshed(StoredManifest(self._origins.store_at(url)), url)).cas_mode
 
     async def check(self, url: str, snapshot_id: bytes, *, may_fix: bool) -> bool:
-        """Check one pin as `check_pins` does; return whether it had to be fixed."""
+        """Check one pin as `check_pins` does; return whether it was made permanent."""
         try:
             found = await self.find(url, snapshot_id)
         except DatabaseNotFound as error:
@@ -176,7 +175,7 @@ class OriginPins:
 
     async def fix(self, url: str, snapshot_id: bytes) -> None:
         """Make the pin permanent, and let it keep only SSTs. Raises `OriginLost`."""
-        store, stored = await self._to_be_edited(url)
+        store, stored = await self._open_for_edit(url)
         now_s = await store.now_ms() / 1_000
         try:
             async with edit_deadline(store):
@@ -190,7 +189,7 @@ class OriginPins:
     async def release(self, url: str, snapshot_id: bytes) -> None:
         """Remove the pin, if it and its database exist."""
         try:
-            store, stored = await self._to_be_edited(url)
+            store, stored = await self._open_for_edit(url)
         except DatabaseNotFound:
             return
         if not has_snapshot(stored.current, snapshot_id):
@@ -201,8 +200,8 @@ class OriginPins:
                 lambda manifest: not has_snapshot(manifest, snapshot_id),
             )
 
-    async def _to_be_edited(self, url: str) -> tuple[CasStore, StoredManifest]:
-        """Return the manifest there, with the compare-and-swap of that database."""
+    async def _open_for_edit(self, url: str) -> tuple[CasStore, StoredManifest]:
+        """Return store and manifest of that database, for edits by its own `cas_mode`."""
         store = self._origins.store_at(url, await self.cas_mode(url))
         stored = StoredManifest(store)
         await stored.refresh()

@@ -4,15 +4,15 @@ A version is read only while a snapshot in the manifest names the manifest of th
 keeps its SSTs from collection (`protocol.snapshot`, I8). `ReadPins` adds a snapshot for each new
 version, renews those that are in use, and removes the others:
 
-    add_snapshot --> current version ---- a newer one ----> older version, in use
-                          renewed                                 renewed
-                                                                     |  no read refers to it
-                                                                     v
-                                                                  removed
+    edit(created) --> current version ---- a newer one ----> older version, in use
+                           renewed                                 renewed
+                                                                      |  no read refers to it
+                                                                      v
+                                                                   removed
 
 If the process was suspended for longer than its snapshots live, a collector may have removed them.
-They are not added again, since their objects may be deleted: `protects` is false then, and the
-owner reads a newer version under a new snapshot.
+They are not added again, since their objects may be deleted: `protects` is false then, and
+`VersionSet` replaces the version by a newer one under a new snapshot.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class ReadPins:
 
         `since_ms` is monotonic time (None: now). Snapshots live for `ttl_s` seconds. Without
         `ttl_s` nothing is protected, and the manifest is never edited. `archived` returns the last
-        WAL object of which a replica knows that it is in the store; new snapshots keep it.
-        `accept_ms` is called before each edit with the time that the store's clock shows and the
-        duration of the request (both milliseconds), and returns the time to use in its place.
+        WAL object that a replica knows to be in the store: an edit that adds a snapshot records it
+        as `wal_id_last_seen`. `accept_ms` is called before each edit with the time of the store's
+        clock and the duration of the request for it (both in milliseconds), and returns the time
+        from which the snapshots live: a writer does not believe a jump that nothing confirms.
         """
         self._store = store
         self._manifest = manifest
@@ -102,7 +103,7 @@ class ReadPins:
 
     @property
     def is_unexpired(self) -> bool:
-        """Whether no snapshot that was renewed last can have expired yet, by this clock."""
+        """Whether no snapshot of the last edit can have expired yet, by this process's clock."""
         if self._ttl_s is None:
             return False
         life_ms = self._ttl_s * 1_000
@@ -186,7 +187,7 @@ class ReadPins:
 
     @property
     def _age_ms(self) -> float:
-        """Time since the last renewal began."""
+        """Milliseconds since the last renewal began."""
         return self._now_ms() - self._renewed_ms
 
     def _now_ms(self) -> float:

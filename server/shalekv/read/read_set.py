@@ -21,10 +21,10 @@ WITNESS_COUNT = 8
 
 
 class VersionToken:
-    """Represents one `Version`: held by what was decided by it and may be decided again.
+    """Marks a read set as current, or as read from an older version.
 
-    Memory keeps everything that came after that version as long as this is referred to (see
-    `VersionSet`).
+    Each `ReadSet` refers to the token of its version. While anything refers to a token, memory
+    keeps everything that came after its version (see `MemtablePruner`).
     """
 
     __slots__ = ("__weakref__",)
@@ -32,7 +32,7 @@ class VersionToken:
 
 @dataclass(frozen=True, slots=True)
 class RangeInLevels:
-    """Keys of a range that have a value in the levels."""
+    """The first keys of a range that have a value in the levels, and no entry in memory."""
 
     entries: Sequence[Entry]
     is_whole: bool  # whether these are all
@@ -60,12 +60,12 @@ async def range_in_levels(
     is_hidden: Callable[[bytes], bool],
     count_max: int,
 ) -> RangeInLevels:
-    """Return the first keys of the range that have a value in the levels, and none in memory.
+    """Return the first keys of the range that have a value in the levels, and no entry in memory.
 
-    `levels` is a view without runs. `is_shadowed` says whether memory has a durable version of a
-    key, which then decides. `is_hidden` says whether a version that is not durable may hide the
-    key: such keys are returned, but not counted. Reads at most `count_max` keys, or raises
-    `RangeTooCostly`.
+    `levels` is a view without runs. `is_shadowed` says whether memory has a durable entry of a key:
+    the levels do not matter for it then. `is_hidden` says whether an entry that is not durable may
+    hide the key: such a key is returned, but not counted. The search ends when `WITNESS_COUNT` keys
+    are counted. Raises `RangeTooCostly` if more than `count_max` keys are examined before.
     """
     witnesses: list[Entry] = []
     seen_count = examined = 0

@@ -26,7 +26,7 @@ KeepAlive: TypeAlias = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class Replayed:
-    """Results of a replay so far."""
+    """The state that a replay extends: begin with that of a manifest."""
 
     memtable: Memtable
     last_seq: int  # the greatest sequence number
@@ -81,7 +81,8 @@ async def apply_in_order(
     """Call `apply` with the WAL objects in `slots`, in order, while the next ones are fetched.
 
     Stops early when `is_full` returns True: there is no space for another object. Runs of
-    `memtable` are merged meanwhile, and `keep_alive` is awaited after each object. REQUIRES: all
+    `memtable` are merged meanwhile, and `keep_alive` is awaited after each object, to renew what
+    would expire. REQUIRES: all
     slots are filled, and a manifest that is read afterwards will show that none was collected.
     Raises what `apply` and `keep_alive` raise, `CorruptObject`, `ObjectNotFound` and
     `StoreUnavailable`.
@@ -158,7 +159,7 @@ def apply_object(found: Sst, replayed: Replayed) -> None:
             "is in a slot before it: slot order must be sequence order"
         )
         raise IllegalState(message)
-    # The versions of a key come newest first: the first one counts.
+    # The entries of a key come newest first: the first one counts.
     newest: dict[bytes, Entry] = {}
     for entry in found.entries():
         newest.setdefault(entry.key, entry)

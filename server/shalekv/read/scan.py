@@ -1,4 +1,9 @@
-"""Scans: the visible entries of a key range in one view, in slices."""
+"""Scans: the visible entries of a key range in one view, in slices.
+
+A view never changes, so a scan sees neither the writes nor the compactions that come after it. The
+view refers to its runs in memory, and to a `PinnedVersion`, which keeps the SSTs from deletion. A
+scan merges the runs with one source for each SST of L0 and for each sorted run of the levels.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.read.sorted_runs import (
     EMPTY_RUN,
     Cursor,
-    drop_read,
+    drop_exhausted,
     merge_slice,
     open_cursors,
     skip_hidden,
@@ -29,8 +34,9 @@ async def scan_slices(
 ) -> AsyncGenerator[list[Entry], None]:
     """Yield the visible entries ``start <= key < end`` (empty: no bound), slice by slice.
 
-    A slice may be empty where everything in it was deleted or has expired at `now_ms`. Its merging
-    blocks for about a millisecond: let other tasks run between two slices. Raises `ObjectNotFound`
+    A slice may be empty where everything in it was deleted or has expired at `now_ms`. To
+    merge a slice takes about a millisecond, in which no other task runs: let others run between two
+    slices. Raises `ObjectNotFound`
     when an object of the levels is gone, `CorruptObject` and `StoreUnavailable`.
     """
     merge = Merge(view, KeyRange(start, end), reverse=reverse)
@@ -39,9 +45,9 @@ async def scan_slices(
 
 
 def memory_slices(view: ReadView, keys: KeyRange) -> Iterator[list[Entry]]:
-    """Yield the newest version of each key in memory, tombstones and expired ones included.
+    """Yield the newest entry of each key in memory, tombstones and expired ones included.
 
-    Entries that a range delete hides are left out, and so are the levels of the view.
+    Entries that a range tombstone hides are left out, and so are the levels of the view.
     """
     merge = Merge(view, keys, reverse=False, with_levels=False)
     while not merge.is_done:
@@ -75,18 +81,18 @@ class Merge:
 
     async def fetch(self) -> bool:
         """Fetch what the next slice needs; return whether anything is left."""
-        due = [pair for pair in self._sources if pair[0].is_open and pair[0].is_read]
+        due = [pair for pair in self._sources if pair[0].is_open and pair[0].is_exhausted]
         if due:
             await self._refill_all(due)
-            drop_read(self._cursors)
+            drop_exhausted(self._cursors)
         return bool(self._cursors)
 
     def slice(self) -> list[Entry]:
-        """Return the newest versions of the next keys. REQUIRES: `fetch` has returned True."""
+        """Return the newest entries of the next keys. REQUIRES: `fetch` has returned True."""
         tombstones = self._tombstones
         if tombstones:
             skip_hidden(self._cursors, tombstones, reverse=self._reverse)
-            if any(cursor.is_open and cursor.is_read for cursor in self._cursors):
+            if any(cursor.is_open and cursor.is_exhausted for cursor in self._cursors):
                 return []  # a whole window was hidden: the next one has to be fetched first
         entries = merge_slice(self._cursors, self._count, reverse=self._reverse)
         self._count = min(self._count * 2, SLICE_COUNT_MAX)
@@ -100,7 +106,7 @@ class Merge:
         await in_parallel(work, len(due))
 
     async def _refill(self, cursor: Cursor, source: MergeSource) -> None:
-        """Fetch the next window that holds a key, and apply its range deletes from now on."""
+        """Fetch the next window that holds a key, and apply its range tombstones from now on."""
         while (window := await source.next(self._tombstones)) is not None:
             if window.range_tombstones:
                 self._tombstones = self._tombstones.with_added(window.range_tombstones)

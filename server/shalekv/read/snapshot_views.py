@@ -1,9 +1,9 @@
-"""The states that snapshots refer to, readable in any process: a manifest's levels, and WAL above.
+"""The states that snapshots name, readable in any process: levels, and the WAL after them.
 
 A snapshot names a manifest. Its state consists of the levels of that manifest and the WAL objects
 after them, up to `wal_id_last_seen`, which are replayed into a memtable of its own. All of these
 never change, so a state that was read once is cached. Only the existence of the snapshot can
-change: the manifest is polled for it, and lives are judged by the clock of the store. A reader of a
+change: the manifest is polled for it, and expiry is judged by the clock of the store. A reader of a
 snapshot that is gone gets an error, never a state with less in it (I7).
 """
 
@@ -215,7 +215,7 @@ class SnapshotViews:
         memtable = replayed.memtable
         pinned = PinnedVersion(version, self._ssts, snapshot.id)
         for load in replayed.loads:
-            pinned = LoadedVersion(load, memtable.aside(load.seq), pinned)
+            pinned = LoadedVersion(load, memtable.view_below_load(load.seq), pinned)
         view = memtable.view(replayed.last_seq, manifest.wal_id_last_seen)
         if not pinned.version.is_empty:
             view = replace(view, pinned=pinned)

@@ -1,9 +1,9 @@
 """Sorted runs in memory, and the merge of several of them, slice by slice.
 
-A run is what one group commit adds: its keys in order, each with its newest entry. Runs never
-change, so a scan that holds a tuple of them reads one state while writes go on. The scan, and the
-merge of small runs into larger ones, both use `merge_slice`, which does a bounded amount of work
-before other tasks may run.
+A run is what one group adds: its keys in order, each with its newest entry. Runs never change, so a
+scan that holds a tuple of them reads one state while writes go on. The scan, and the merge of small
+runs into larger ones, both use `merge_slice`, which does a bounded amount of work before other
+tasks may run. The sorted runs of the levels, which consist of SSTs, are `protocol.manifest`'s.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ EMPTY_RUN = MemoryRun((), (), 0, 0)
 
 @dataclass(slots=True)
 class Cursor:
-    """The window ``low <= i < high`` of one run, which is not merged yet.
+    """The window ``low <= i < high`` of one run: entries that are not merged yet.
 
-    An open cursor continues behind its window with entries that have to be fetched first. Nothing
-    behind the window may be merged before that.
+    An open cursor has more entries behind its window, which have to be fetched. No cursor may be
+    merged beyond the window of an open one before that.
     """
 
     run: MemoryRun
@@ -72,7 +72,7 @@ class Cursor:
     is_open: bool = False
 
     @property
-    def is_read(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether nothing is left of the window."""
         return self.low >= self.high
 
@@ -91,10 +91,10 @@ def open_cursors(runs: Iterable[MemoryRun], start: bytes, end: bytes) -> list[Cu
 def skip_hidden(
     cursors: list[Cursor], tombstones: RangeTombstones, *, reverse: bool = False
 ) -> None:
-    """Move each cursor past the entries that its next range tombstones hide whole.
+    """Move each cursor past its next entries, as far as range tombstones hide them.
 
     A million deleted keys of one run cost one bisection. The cursor of a run that has an entry
-    newer than the deletion does not move for it. At most `SKIPS_MAX` steps are done.
+    newer than the range tombstone does not move for it. At most `SKIPS_MAX` steps are done.
     """
     skips_left = SKIPS_MAX
     for cursor in cursors:
@@ -108,10 +108,10 @@ def skip_hidden(
             else:
                 cursor.low = bisect_left(run.keys, fragment.end, cursor.low, cursor.high)
             skips_left -= 1
-    drop_read(cursors)
+    drop_exhausted(cursors)
 
 
-def drop_read(cursors: list[Cursor]) -> None:
+def drop_exhausted(cursors: list[Cursor]) -> None:
     """Drop cursors that have nothing left and nothing to fetch."""
     cursors[:] = [cursor for cursor in cursors if cursor.low < cursor.high or cursor.is_open]
 
@@ -123,12 +123,12 @@ def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = Fal
     cursor. Advances the cursors, and drops those that are read to their end. An empty result means
     that nothing is left.
 
-    REQUIRES: `cursors` are ordered from the oldest run to the newest, and no open one is read.
+    REQUIRES: `cursors` are ordered from the oldest run to the newest, and no open one is exhausted.
     """
     near = _near(cursors, target_count, reverse=reverse)
     if len(near) <= 1:
         entries = _single_slice(near[0], target_count, reverse=reverse) if near else []
-        drop_read(cursors)
+        drop_exhausted(cursors)
         return entries
     newest: dict[bytes, Entry] = {}
     offered = _offered(near, target_count)
@@ -148,7 +148,7 @@ def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = Fal
                 cut = bisect_right(cursor.run.keys, bound, cursor.low, cursor.high)
             newest.update(_window(cursor.run, cursor.low, cut))
             cursor.low = cut
-    drop_read(cursors)
+    drop_exhausted(cursors)
     return [newest[key] for key in sorted(newest, reverse=reverse)]
 
 
@@ -169,11 +169,11 @@ def _near(cursors: list[Cursor], target_count: int, *, reverse: bool) -> list[Cu
 
 
 def _offered(cursors: list[Cursor], target_count: int) -> list[tuple[Cursor, int]]:
-    """Return how many entries each cursor offers, without those that offer all they will have.
+    """Return how many entries each cursor offers for a slice, without those that offer all.
 
-    All cursors can be read as far as the nearest of the last keys that are offered. Each cursor
-    offers the same share of what it has left, so that a long run among short ones does not make
-    slices short, but at least an even share of the target, so that the shortest do not, either.
+    The slice ends at the nearest of the last keys that are offered. Each cursor offers the same
+    share of what it has left, so that a long run among short ones does not make slices short. It
+    offers at least an even share of the target, so that the shortest runs do not, either.
     """
     left_count = sum([c.high - c.low for c in cursors])
     even = max(target_count // len(cursors), 1)

@@ -8,8 +8,9 @@ A window holds what decoding makes of some blocks, and is small enough that othe
 wait for it. The next request is sent when the last of the fetched blocks is used up: to send it
 earlier would take a task that outlives the call.
 
-A source leaves out, unread, what newer range tombstones hide. A fragment hides the keys of an SST
-if it is newer than all of the SST. Keys there that the SST has deleted itself are hidden, too.
+A source skips blocks that newer range tombstones hide, without reading them. A fragment of the
+range tombstones hides all that an SST has between its keys, tombstones too, if it is newer than
+all of the SST.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class LevelSource:
 
     def __del__(self) -> None:
         """Give back the budget for reading ahead: a scan may be dropped before its end."""
-        self._ssts.ahead.give_back(self._taken_bytes)
+        self._ssts.read_ahead_budget.give_back(self._taken_bytes)
 
     @property
     def opened(self) -> OpenSst | None:
@@ -101,11 +102,11 @@ class LevelSource:
     async def next(self, hidden: RangeTombstones = NO_RANGE_TOMBSTONES) -> MergeWindow | None:
         """Return the next window; None: there is no more.
 
-        `hidden` are range tombstones that the caller knows already: what they hide whole may be
-        left out, unread. Raises `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
+        `hidden` are range tombstones that the caller knows already: blocks that they hide may be
+        skipped. Raises `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
         """
         while not self._undecoded:
-            if self._unread and self._skip(hidden):
+            if self._unread and self._skip_hidden(hidden):
                 await self._fetch()
                 break
             if self._unreported:
@@ -130,8 +131,8 @@ class LevelSource:
         self._opened = None
         return False
 
-    def _skip(self, hidden: RangeTombstones) -> bool:
-        """Leave out blocks that are hidden whole; return whether any are left."""
+    def _skip_hidden(self, hidden: RangeTombstones) -> bool:
+        """Skip blocks of which all is hidden; return whether any are left."""
         if hidden:
             assert self._opened is not None
             self._unread = left_to_read(
@@ -154,7 +155,7 @@ class LevelSource:
 
     def _blocks_ahead(self, opened: OpenSst) -> int:
         """Return how many blocks to fetch now, and take the budget for them."""
-        ahead = self._ssts.ahead
+        ahead = self._ssts.read_ahead_budget
         ahead.give_back(self._taken_bytes)
         budget_bytes = ahead.free_bytes // AHEAD_COPIES
         bytes_max = min(self._ssts.read_ahead_bytes_max, budget_bytes)
@@ -190,7 +191,7 @@ class LevelSource:
             self._undecoded = undecoded[len(blocks) :]
         if not self._undecoded:
             self._fetched = None
-        return _run(blocks, self._keys, fetched.opened.info.max_seq)
+        return _decoded_run(blocks, self._keys, fetched.opened.info.max_seq)
 
 
 def level_sources(
@@ -214,8 +215,8 @@ def level_sources(
     return sources
 
 
-def _run(blocks: Sequence[Block], within: KeyRange, max_seq: int) -> MemoryRun:
-    """Return the newest version of each key of these neighbouring blocks."""
+def _decoded_run(blocks: Sequence[Block], within: KeyRange, max_seq: int) -> MemoryRun:
+    """Return the newest entry of each key of these adjacent blocks."""
     keys: list[bytes] = []
     entries: list[Entry] = []
     for block in blocks:
@@ -223,7 +224,7 @@ def _run(blocks: Sequence[Block], within: KeyRange, max_seq: int) -> MemoryRun:
         keys += columns.keys
         entries += columns.entries()
     if not all(map(lt, keys, islice(keys, 1, None))):
-        # The first version of each key is the newest.
+        # The first entry of each key is the newest.
         newest = {entry.key: entry for entry in reversed(entries)}
         keys = sorted(newest)
         entries = [newest[key] for key in keys]
@@ -259,13 +260,13 @@ def left_to_read(
     for _ in range(SKIPS_MAX):  # beyond that many steps, some hidden blocks are read
         before = left
         if left:
-            left = (_skip_back if reverse else _skip)(opened, left, keys, hidden)
+            left = (_skip_backward if reverse else _skip_forward)(opened, left, keys, hidden)
         if left == before:
             break
     return left
 
 
-def _skip(opened: OpenSst, unread: range, keys: KeyRange, hidden: RangeTombstones) -> range:
+def _skip_forward(opened: OpenSst, unread: range, keys: KeyRange, hidden: RangeTombstones) -> range:
     index = opened.index
     fragment = hidden.over(max(index.first_key(unread[0]), keys.start))
     if fragment is None or fragment.seq <= opened.info.max_seq:
@@ -276,7 +277,9 @@ def _skip(opened: OpenSst, unread: range, keys: KeyRange, hidden: RangeTombstone
     return unread[max(bisect_right(unread, fragment.end, key=index.first_key) - 1, 0) :]
 
 
-def _skip_back(opened: OpenSst, unread: range, keys: KeyRange, hidden: RangeTombstones) -> range:
+def _skip_backward(
+    opened: OpenSst, unread: range, keys: KeyRange, hidden: RangeTombstones
+) -> range:
     index, last = opened.index, unread[-1]
     fragment = hidden.over(max(index.first_key(last), keys.start))
     if fragment is None or fragment.seq <= opened.info.max_seq:

@@ -77,7 +77,7 @@ class ReadCounters:
     metadata_fetched_bytes: int
     filter_negatives: int  # SSTs that were not searched
     filter_positives: int
-    filter_false_positives: int  # positives of SSTs that held no version of the key
+    filter_false_positives: int  # positives of SSTs that held no entry of the key
     in_flight_bytes: int
     in_flight_bytes_peak: int
     in_flight_waits: int  # requests that waited for the read budget
@@ -249,9 +249,9 @@ class LevelSsts:
     ) -> None:
         """Create a reader; nothing is read before it is needed.
 
-        What is fetched is also written to `disk`. Leave `disk` out to read everything, or to check
-        what is in the store. If the database is a clone, `origins` has to learn of each manifest
-        whose SSTs are read.
+        `disk` is the cache on disk, to which what is fetched is also written. Leave it out where
+        everything is read, or where the contents of the store are checked. If the database is a
+        clone, call `origins.learn` for each manifest whose SSTs are read.
         """
         self.settings = settings
         self.filter_counts = FilterCounts()
@@ -260,14 +260,14 @@ class LevelSsts:
         # the hot path, which needs the filter, uses the plain key.
         self._metadata: Cache[bytes, OpenSst] = Cache(settings.metadata_cache_bytes)
         self._blocks: Cache[_BlockKey, Block] = Cache(settings.block_cache_bytes)
-        self.ahead = MemoryBudget(settings.scan_ahead_bytes_max)
+        self.read_ahead_budget = MemoryBudget(settings.scan_ahead_bytes_max)
         self._budget = ReadBudget(settings.read_in_flight_bytes)
         self._metadata_requests = FetchCounts()
         self._block_requests = FetchCounts()
         self.disk = disk
         self._pieces = PieceReader(self._fetch, disk, self._budget)
 
-    async def keep_on_disk(self) -> None:
+    async def write_disk_cache(self) -> None:
         """Write to the disk cache until cancelled; return at once if there is none."""
         if self.disk is not None:
             await self.disk.run()
@@ -342,7 +342,7 @@ class LevelSsts:
         return opened
 
     def cached_block(self, sst_id: bytes, number: int, listed_seq: int = 0) -> Block | None:
-        """Return what `block` returns if it is in memory; `listed_seq` is that of its index."""
+        """Return what `block` returns if it is in memory; `listed_seq` as in `BlockIndex`."""
         return self._blocks.find((sst_id, number, listed_seq))
 
     async def block(self, opened: OpenSst, number: int) -> Block:
@@ -506,7 +506,7 @@ def _metadata_sized(opened: OpenSst) -> Sized[OpenSst]:
 def _key(info: SstInfo) -> bytes:
     """Return the key of an SST's metadata in the cache.
 
-    It contains the sequence number, since the entries of a load's file have the one that its list
-    says.
+    It contains the sequence number: entries in a file of a load have none of their own, but the one
+    with which `info` lists the file.
     """
     return info.id + info.max_seq.to_bytes(8, "little")

@@ -52,7 +52,7 @@ class PinnedVersion:
 
     @property
     def without_loads(self) -> PinnedVersion:
-        """The version of a manifest that this one is built on, to which the snapshot belongs."""
+        """This version without the loads above it: the one that a manifest names."""
         return self
 
     @property
@@ -61,7 +61,7 @@ class PinnedVersion:
         return (self.snapshot_id,)
 
     async def find(self, key: bytes) -> Entry | None:
-        """Return the newest version of `key` in the levels; it may be a tombstone or expired."""
+        """Return the newest entry of `key` in the levels; it may be a tombstone or expired."""
         return await lookup.find(self.ssts, self.version, key)
 
     async def find_many(self, keys: Sequence[bytes]) -> dict[bytes, Entry]:
@@ -73,7 +73,7 @@ class PinnedVersion:
         return await lookup.find_record(self.ssts, self.version, record_key)
 
     def may_hold(self, key: bytes) -> bool:
-        """Return whether `key` may be in the levels, as far as memory can say."""
+        """Return whether `key` may be in the levels; nothing is fetched (see `lookup.may_hold`)."""
         return lookup.may_hold(self.ssts, self.version, key)
 
     def may_hold_record(self, record_key: bytes) -> bool:
@@ -102,9 +102,9 @@ class ReadView:
     pinned: PinnedVersion | None = None  # None: the levels are empty
 
     def get(self, key: bytes) -> Entry | None:
-        """Return the newest version of `key` in memory; it may be a tombstone or expired.
+        """Return the newest entry of `key` in memory; it may be a tombstone or expired.
 
-        None: memory has neither an entry nor a range delete for the key, so the levels decide.
+        None: memory has neither an entry nor a range tombstone for the key, so the levels decide.
         """
         found = None
         for run in reversed(self.runs):
@@ -121,7 +121,7 @@ class ReadView:
         return replace(self.with_tombstones(tombstones), runs=(*self.runs, *added))
 
     def with_tombstones(self, tombstones: Sequence[Entry]) -> ReadView:
-        """Return this state without what these newer range tombstones hide."""
+        """Return this state with these newer range tombstones, which hide what they cover."""
         if not tombstones:
             return self
         return replace(self, range_tombstones=self.range_tombstones.with_added(tombstones))
@@ -181,7 +181,7 @@ class LoadedVersion(PinnedVersion):
 
     @property
     def without_loads(self) -> PinnedVersion:
-        """The lowest version: that of a manifest, to which the snapshot belongs."""
+        """The lowest version, which a manifest names."""
         return self.below.without_loads
 
     @property
@@ -191,7 +191,7 @@ class LoadedVersion(PinnedVersion):
         return (*pins, *self.below.snapshot_ids)
 
     async def find(self, key: bytes) -> Entry | None:
-        """Return the newest version of `key` here or below; may be a tombstone or expired."""
+        """Return the newest entry of `key` here or below; it may be a tombstone or expired."""
         found = await lookup.find(self.ssts, self.run, key) or self._in_memory(key)
         return found or await self.below.find(key)
 
@@ -214,7 +214,7 @@ class LoadedVersion(PinnedVersion):
         return await self.below.find_record(record_key)
 
     def may_hold(self, key: bytes) -> bool:
-        """Return whether `key` may be here or below, as far as memory can say."""
+        """Return whether `key` may be here or below; nothing is fetched."""
         if lookup.may_hold(self.ssts, self.run, key) or self._in_memory(key) is not None:
             return True
         return self.below.may_hold(key)
@@ -226,8 +226,8 @@ class LoadedVersion(PinnedVersion):
     def _in_memory(self, key: bytes) -> Entry | None:
         """Return the entry of `key` in memory if it is newer than the levels below.
 
-        Older ones do not count: of what the levels hold, memory may have dropped a part. A range
-        delete may still be there while a put that is newer than it is gone.
+        Older ones do not count: the levels hold them, and memory may have dropped a part of them. A
+        range tombstone may be left of which a newer put was dropped.
         """
         found = self.memory.get(key)
         return found if found is not None and found.seq > self.version.last_seq else None
@@ -242,7 +242,7 @@ class LoadedVersion(PinnedVersion):
 
 
 def memory_sources(view: ReadView, keys: KeyRange, *, reverse: bool) -> list[MemorySource]:
-    """Return sources for what is in memory, oldest first; the first has the range deletes."""
+    """Return sources for what is in memory, oldest first; the first has the range tombstones."""
     tombstones = entries_in(view.range_tombstones, keys)
     sources = [MemorySource(run, keys, reverse=reverse) for run in view.runs]
     if not tombstones:

@@ -6,8 +6,9 @@ it, and the snapshot of an older one is removed when nobody reads that version a
 its snapshots in time. If the process was suspended for longer, reads of older versions fail with a
 typed error, and new reads use a version that is protected again.
 
-`MemtablePruner` drops entries from memory that the new version holds as well, when nothing is left
-that was decided by an older version and may be decided again.
+`MemtablePruner` drops entries from memory that the new version holds as well. It waits until no
+transaction can be decided again by an older version. Reads do not delay it: a get takes its entries
+from memory and the current version in one step, and a view keeps the runs that it refers to.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class VersionSet:
         `loads` are those that were replayed; for each of them the memtable has set aside what is
         older. `drop_through` drops what is in memory up to a sequence number.
 
-        A replica gives `jump`: it lets the log go on behind a version that holds more than was
-        read, when what had to be read next may be deleted.
+        Only a replica gives `jump`. It is called with a version that holds more of the log than
+        was applied here, and continues the log behind that version: the objects in between may be
+        deleted.
         """
         self._store = store
         self._watermark = watermark
@@ -91,25 +93,28 @@ class VersionSet:
 
     @property
     def load_count(self) -> int:
-        """Loads that are durable and not in the levels: each is a layer of every read."""
+        """Loads that are durable and not compacted: each is a layer that every read searches."""
         return len(self._loads)
 
     def land_load(self, load: CommittedLoad, pin: LoadPin | None) -> None:
-        """Add a load that is durable: from now on reads find it, below what lands later.
+        """Add a load that has landed: new reads find it, below what lands later.
 
         REQUIRES: nothing that is newer has landed, and nothing is in flight.
         """
         self._loads.append((load, pin))
         self._memtable.set_aside(load.seq)
-        self.current = LoadedVersion(load, self._memtable.aside(load.seq), self.current, pin)
-        self.pruner.renew_token()
+        self.current = LoadedVersion(
+            load, self._memtable.view_below_load(load.seq), self.current, pin
+        )
+        self.pruner.replace_token()
 
     async def follow_manifest(self, *, is_forced: bool = False) -> None:
-        """Read the version of the manifest that was seen last, if memory has all that it holds.
+        """Make the version of the manifest that was seen last the current one, where needed.
 
-        With `is_forced`, which REQUIRES that `jump` was given, read it in any case. The manifest is
-        edited if a snapshot is needed, should be renewed, or is not needed any more. Raises what an
-        edit raises: the current version stays as it is then.
+        This is done if it has other levels and all that they hold has landed here, if the current
+        version is lost, or with `is_forced`, which REQUIRES that `jump` was given. The manifest is
+        edited to add a snapshot for the new version, and to renew or remove others when that is
+        due. Raises what an edit raises: the current version stays as it is then.
         """
         async with self._edit_lock:
             await self._follow(is_forced=is_forced)
@@ -123,7 +128,7 @@ class VersionSet:
             await self._follow(is_forced=pinned.without_loads is self.current.without_loads)
 
     def release_dropped(self) -> None:
-        """Release what the memtable has dropped and the layers of loads still refer to."""
+        """Rebuild the layers of loads, without the runs that the memtable has dropped."""
         if self._loads:
             self.current = self._with_loads(self.current.without_loads)
 
@@ -158,7 +163,7 @@ class VersionSet:
             await self.pins.edit()
 
     def _is_newer(self, manifest: Manifest) -> bool:
-        """Return whether other levels are to be read, and all that they hold has landed here.
+        """Return whether the manifest has other levels, and all that they hold has landed here.
 
         A slot may be compacted while this process still waits for the reply that it landed.
         """
@@ -171,7 +176,7 @@ class VersionSet:
         return wal_id is None or self._watermark.has_whole(wal_id)
 
     async def _install(self, manifest: Manifest, snapshot_id: bytes) -> None:
-        """Read the levels of `manifest` from now on, and drop what they hold from memory."""
+        """Use the levels of `manifest` from now on, and let `pruner` drop what they hold."""
         version = await self._store.runtime.workers.run(Version.of, manifest)
         while not self._has_landed(version.wal_id):  # another edit came between
             if self._jump is not None:
@@ -191,12 +196,12 @@ class VersionSet:
         """Return a version of a manifest with the loads above it that it does not hold."""
         self._loads = [pair for pair in self._loads if pair[0].seq > pinned.version.last_seq]
         for load, pin in self._loads:
-            pinned = LoadedVersion(load, self._memtable.aside(load.seq), pinned, pin)
+            pinned = LoadedVersion(load, self._memtable.view_below_load(load.seq), pinned, pin)
         return pinned
 
 
 class MemtablePruner:
-    """Drops from memory what the current version holds, once no older decision needs it.
+    """Drops from memory what the current version holds, once no transaction needs it there.
 
     A transaction is decided by memory and by a read set of one version. It may be decided again by
     the same read set, as long as memory has everything that came after that version. So nothing is
@@ -219,8 +224,8 @@ class MemtablePruner:
         self.token = VersionToken()  # held by what is decided by the current version
         self.empty_read_set = ReadSet(self.token)  # for lookups of which the levels have nothing
 
-    def renew_token(self) -> None:
-        """Let later decisions depend on another version than those until now."""
+    def replace_token(self) -> None:
+        """Give a new token to read sets from now on, and wait for the old one before drops."""
         self._older_tokens.append(weakref.ref(self.token))
         self.token = VersionToken()
         self.empty_read_set = ReadSet(self.token)
@@ -228,11 +233,14 @@ class MemtablePruner:
     def switch(self, last_seq: int) -> None:
         """Begin to drop what a new version holds: all commits up to `last_seq`."""
         self.droppable_seq = self._version_seq = last_seq
-        self.renew_token()
+        self.replace_token()
         self._switched.set()
 
     async def run(self) -> None:
-        """Drop what may be dropped after each change of the version, until cancelled."""
+        """Drop what may be dropped after each change of the version, until cancelled.
+
+        Each drop waits until nothing refers to the tokens of older versions.
+        """
         while True:
             seq = self._version_seq
             older = tuple(self._older_tokens)

@@ -32,11 +32,11 @@ class Watermark:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing has landed behind a gap."""
+        """Whether no commit has landed behind a gap: the prefix has all that is durable."""
         return self.landed_seq == self.seq
 
     def has_whole(self, wal_id: int) -> bool:
-        """Return whether the prefix contains this object and all before it, completely.
+        """Return whether the prefix contains all groups of this object and of those before it.
 
         REQUIRES: no further group will go into the object.
         """
@@ -72,7 +72,7 @@ class Watermark:
             del waiter  # its error would hold this frame
 
     def fail(self, error: ShaleError) -> None:
-        """Raise `error` to all who wait, now and later: the prefix will not grow any more."""
+        """Raise `error` to all calls that wait, now and later: the prefix will not grow again."""
         self._failed = error
         for waiter in self._waiters:
             complete(waiter, error)

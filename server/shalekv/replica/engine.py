@@ -333,7 +333,7 @@ class ReplicaEngine:
                     *(tasks.create_task(self._end_by_error(run)) for run in followers),
                     tasks.create_task(self.levels.pruner.run(), name="drop what is compacted"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
-                    tasks.create_task(self.levels.ssts.keep_on_disk(), name="keep on disk"),
+                    tasks.create_task(self.levels.ssts.write_disk_cache(), name="keep on disk"),
                 ]
                 await self._end.wait()
                 for task in others:

@@ -515,7 +515,9 @@ class Scans:
         pinned = opened.view.pinned
         if pinned is None:
             return nullcontext()
-        return pinned.ssts.ahead.held(SCAN_AHEAD_BYTES, wait_ms=self._wait_ms, stalls=self._stalls)
+        return pinned.ssts.read_ahead_budget.held(
+            SCAN_AHEAD_BYTES, wait_ms=self._wait_ms, stalls=self._stalls
+        )
 
     async def _slices(
         self, opened: OpenView, keys: KeyRange, *, reverse: bool

@@ -149,7 +149,7 @@ def measure_reads(memory: MemoryUse, engine: ReadEngine, scans: Scans, watches: 
     memory.measure("block_cache_bytes", lambda: levels.counters.block_held_bytes)
     memory.measure("metadata_cache_bytes", lambda: levels.counters.metadata_held_bytes)
     memory.measure("read_in_flight_bytes", lambda: levels.counters.in_flight_bytes)
-    memory.measure("scan_ahead_bytes_max", lambda: levels.ahead.used_bytes)
+    memory.measure("scan_ahead_bytes_max", lambda: levels.read_ahead_budget.used_bytes)
     memory.measure("result_bytes_max", lambda: scans.result_budget.used_bytes)
     memory.measure("snapshot_view_bytes_max", lambda: engine.snapshots.held_bytes)
     memory.measure("watch_bytes_max", lambda: watches.held_bytes)

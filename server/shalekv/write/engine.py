@@ -466,7 +466,7 @@ class WriterEngine:
                     tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.expiry.run(), name="sweep what expires"),
-                    tasks.create_task(self.levels.ssts.keep_on_disk(), name="cache on disk"),
+                    tasks.create_task(self.levels.ssts.write_disk_cache(), name="cache on disk"),
                     tasks.create_task(bound, name="limit the shutdown"),
                 ]
                 if self.safekeepers is not None:

@@ -129,7 +129,7 @@ def test_runs_that_were_set_aside_count_too() -> None:
     memtable = filled(1, 2)
     size_bytes = memtable.size_bytes
     memtable.set_aside(3)
-    view = memtable.aside(3)
+    view = memtable.view_below_load(3)
     landed(run_of(4, put(b"4", VALUE)), into=memtable)
     kept_bytes = memtable.size_bytes - size_bytes
     drop(memtable, 3)

@@ -94,7 +94,7 @@ class MemtableHistory:
         memtable = self.memtable
         self.check_view(memtable.view(self.prefix_seq, 0), self.asides[-1], self.prefix_seq)
         for above, up_to in pairwise(self.asides):
-            self.check_view(memtable.aside(up_to), above, up_to)
+            self.check_view(memtable.view_below_load(up_to), above, up_to)
         landed = [seq for seq, _, has_landed in self.ahead if has_landed]
         for key in KEYS:
             self.check_entry(memtable.get(key), self.newest_landed(key, landed))
