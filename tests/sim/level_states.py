@@ -17,7 +17,7 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.lease import protects
 from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest, Version
 from shalekv.protocol.retention import is_lease_expired
-from shalekv.protocol.snapshot import active_manifest_ids
+from shalekv.protocol.snapshot import is_expired
 from shalekv.protocol.sst_table import SstInfo
 from tests.kit.model import KeyVersion
 from tests.sim.errors import Violation
@@ -62,9 +62,10 @@ class DeleteGuard:
         manifests = self._store.names(names.MANIFEST_FOLDER)
         current = self._manifest(manifests[-1])
         now_s = self._store.clock_ms() / 1_000
+        ids = {each.manifest_id for each in current.snapshots if not is_expired(each, now_s)}
         active = [
             self._manifest(names.manifest_name(each))
-            for each in sorted(active_manifest_ids(current, now_s))
+            for each in sorted(ids | {current.manifest_id})
         ]
         for name in there:
             needed_by = next(self._reasons(name, current, active, now_s), None)

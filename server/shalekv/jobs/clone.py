@@ -54,9 +54,9 @@ from shalekv.protocol.origins import (
     first_write_id,
     foreign_ids,
     is_untouched,
-    made_again,
     needed_pins,
     pin_name,
+    reclone,
 )
 from shalekv.protocol.snapshot import NEVER
 from shalekv.read.origins import OriginPins, Origins, check_pins, lost
@@ -333,7 +333,7 @@ class CloneJob:
                 raise self._exists()  # another attempt was first
             if current.gc_cutoff_ms > began_ms:
                 raise LeaseLost("SSTs of the clone may have been collected: run the command again")
-            return made_again(current, made)
+            return reclone(current, made)
 
         async with edit_deadline(self._cas):
             stored = StoredManifest(self._cas)

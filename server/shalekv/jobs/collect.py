@@ -25,7 +25,7 @@ from shalekv.format.footer import MIN_FOOTER_BYTES, read_footer
 from shalekv.format.index import encode_index
 from shalekv.format.names import parse_election_name
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.origins import drop_pins, spent_pins
+from shalekv.protocol.origins import drop_pins, unneeded_pins
 from shalekv.protocol.retention import (
     Cutoffs,
     Folder,
@@ -36,8 +36,8 @@ from shalekv.protocol.retention import (
     RetentionVerdict,
     expire,
     first_kept_wal_id,
-    has_expired,
     is_edit_needed,
+    is_expiry_published,
     retained_from,
 )
 from shalekv.read.origins import origin_pins
@@ -242,7 +242,7 @@ async def release_origins(
     readable = {each.manifest_id for each in manifest.snapshots if not each.ssts_only}
     readable.add(manifest.manifest_id)
     needed = {pin for each in live if each.manifest_id in readable for pin in each.origin_pins}
-    spent = spent_pins(manifest, needed)
+    spent = unneeded_pins(manifest, needed)
     if not spent:
         return
     released = set()
@@ -367,7 +367,7 @@ class CollectJob:
         async with edit_deadline(self._store):
             return await stored.edit(
                 partial(expire, now_s=now_s, cutoff_ms=cutoff_ms, retained=retained),
-                partial(has_expired, now_s=now_s, cutoff_ms=cutoff_ms, retained=retained),
+                partial(is_expiry_published, now_s=now_s, cutoff_ms=cutoff_ms, retained=retained),
             )
 
     async def _retained(

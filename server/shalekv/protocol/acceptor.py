@@ -2,7 +2,7 @@
 
 `step` does no I/O: it returns the next state and the effects to execute, in order. Each effect
 before a `Reply` must be durable before the reply is sent; a `Flush` marks where that matters. The
-rules of server/docs/safekeepers.md are cited by their numbers (CE1 to CE16).
+rules of server/docs/safekeepers.md are cited by their numbers (CE1 to CE17).
 
     Greet        -> Reply
     VoteRequest  -> Flush (CE9), Save the promise, Reply

@@ -204,7 +204,7 @@ def _overlap(one: SstInfo, other: SstInfo) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AuditedSlot:
-    """The fields in the footer of a WAL object that depend on its slot."""
+    """The slot of a WAL object, and the fields of its footer that are compared between slots."""
 
     wal_id: int
     epoch: int

@@ -5,7 +5,16 @@ because an epoch number can be won twice when a manifest id is recycled (F2). A 
 winner for ever (I3). A writer that finds a slot taken judges it by the epoch and nonce of the
 winner (`judge`), never by time.
 
-The order in which an opener applies these rules is in `protocol.opening`.
+These rules are applied in the following places:
+
+- `protocol.opening`: an opener judges each slot that it tries to fence or to fill, and the manifest
+  after each of its reads and edits. The order of its steps is described there.
+- `protocol.quorum_opening`: the same, in the slot with which it closes the previous log.
+- `protocol.log`: a serving writer judges a slot that another writer has taken.
+- `store.manifests.FencedManifest`: a writer checks each manifest that it reads or edits, with
+  `check_owner`. Edits that only a writer may make check it themselves as well.
+
+Safekeepers compare ballots instead: see `protocol.quorum_records.Ballot`.
 """
 
 from __future__ import annotations
@@ -150,11 +159,12 @@ class FenceRun:
 
 @dataclass(frozen=True, slots=True)
 class Pursuit:
-    """Aim of an opener that must get ahead of an older writer which fills slots faster than a list.
+    """The slot at which the next run begins, after an older writer took a slot of the last run.
 
-    An older writer that has filled more slots than it can have had in flight when we won our epoch
-    is alive. Then the next run begins ahead of the first gap, twice as far as that writer has come
-    since the last list.
+    An older writer that is still serving may fill slots faster than an opener lists them. It is
+    known to serve once it has filled more slots than it can have had in flight when we won our
+    epoch. Then the next run begins ahead of the first gap, by twice the number of slots that this
+    writer has filled since the last list, and at most by `AIM_SLOTS_MAX`.
     """
 
     gap: int  # the first slot that the last list has shown empty
@@ -163,11 +173,11 @@ class Pursuit:
 
     @classmethod
     def begin(cls, gap: int, width: int) -> Pursuit:
-        """Aim at the first gap; `width` is the widest window of an older writer, in slots."""
+        """Begin with a run at the first gap; `width` is the widest window of an older writer."""
         return cls(gap, gap, gap + width)
 
     def after(self, verdict: SlotVerdict, taken: int, gap: int) -> Pursuit:
-        """Return the next aim, after slot `taken` was found to hold an older writer's object.
+        """Return where the next run begins, as slot `taken` holds an older writer's object.
 
         `gap` is the first gap of a list that was sent after that. The list may lag, so slot `taken`
         counts as filled whatever the list shows. An older fence belongs to an opener, which stops
@@ -202,7 +212,7 @@ def lost_slot_error(occupant: Occupant, own: WriterId, seen_at: str) -> Fenced |
     """Return the error of a serving writer that lost the slot `seen_at` to `occupant`.
 
     REQUIRES: `occupant` is not an older fence, and does not hold the bytes that we sent. So an
-    object with our own name is a duplicate epoch as well.
+    object with our own epoch and nonce is reported as a duplicate epoch, too.
     """
     match judge(occupant, own):
         case SlotVerdict.NEWER:

@@ -55,7 +55,7 @@ def new_lease_id(store_now_ms: int, random_bytes: bytes) -> bytes:
 
 
 def made_ms(lease: Lease) -> int | None:
-    """Return when a job's lease was made, by its maker's clock; None for a lease on the WAL."""
+    """Return when a job's lease was made, by the store's clock; None for a lease on the WAL."""
     if lease.wal_id_min is not None:  # its id is a hash of its holder
         return None
     return int.from_bytes(lease.id[:6], "big")

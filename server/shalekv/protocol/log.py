@@ -3,28 +3,34 @@
 `step(state, event) -> (state, effects)` is pure. Groups of commits take slots in order. A slot is
 in flight until the outcome of its upload is known. The window begins at the first slot in flight,
 and ends with the last slot that was taken; it is never wider than `max_parallel_writes`. What is
-before the window is durable without a gap: the durable watermark is its end. Slots that have landed
-behind a gap wait in the window.
+before the window is durable without a gap: the durable watermark is its end.
+
+A group is acknowledged as soon as it has landed, even if a slot before it is still in flight (a
+*gap*). It is not lost then: the next opener puts fences into the gap, and replays what is behind
+it. Slots that have landed behind a gap stay in the window.
 
     mode         event                                next mode  effects
     not STOPPED  GroupTaken                           same       none
     any          SlotFilled by this writer            same       Land, Advance.., Acknowledge
-    not STOPPED  SlotFilled by an older empty fence   same       Advance.., Requeue
-    STOPPED      SlotFilled by an older empty fence   STOPPED    Advance.., Fail
-    not STOPPED  SlotFilled by anybody else           STOPPED    Refuse, FailQueue, Advance.., Fail
-    STOPPED      SlotFilled by anybody else           STOPPED    Advance.., Fail
+    not STOPPED  SlotFilled by an older fence         same       Advance.., Requeue
+    STOPPED      SlotFilled by an older fence         STOPPED    Advance.., Fail
+    not STOPPED  SlotFilled by any other object       STOPPED    Refuse, FailQueue, Advance.., Fail
+    STOPPED      SlotFilled by any other object       STOPPED    Advance.., Fail
     not STOPPED  UploadFailed                         STOPPED    Refuse, FailQueue, Advance.., Fail
     STOPPED      UploadFailed                         STOPPED    Advance.., Fail
     OPEN         Close                                CLOSING    Refuse
     not STOPPED  Stop                                 STOPPED    Refuse, FailQueue
     any          Abandon                              same       Fail for each slot in flight
 
-There is one `Advance` for each slot that leaves the window, in order. A second `Close` or `Stop`
-changes nothing.
+There is one `Advance` for each slot that leaves the window, in order. An *older fence* was created
+by a slow opener with a lower epoch, which will stop. A second `Close` or `Stop` changes nothing.
 
-Slot order is sequence order (I4). So when another writer's fence displaces a group, whatever has no
-slot is renumbered above all that has one (`Requeue`). With a quorum, groups become durable in order
-and none is displaced; several groups may share a WAL object.
+Slot order is sequence order (I4). So when another writer's fence displaces a group, all commits
+without a slot are renumbered above those that have one (`Requeue`).
+
+A log in safekeepers is *ordered*: its groups become durable in order, none is displaced, and
+several may share a WAL object. A newer writer shows there as `UploadFailed` or `Stop` with
+`Fenced`.
 """
 
 from __future__ import annotations
@@ -96,7 +102,7 @@ class LogState:
         return [slot for slot in self.slots if slot.outcome is Outcome.IN_FLIGHT]
 
     @property
-    def landed_ahead(self) -> list[LogSlot]:
+    def landed_behind_gap(self) -> list[LogSlot]:
         """The slots that are durable behind a gap."""
         return [slot for slot in self.slots if slot.outcome is Outcome.LANDED]
 
@@ -114,10 +120,11 @@ class LogState:
         The window itself is bounded, not only the number of uploads. So an opener that finds a gap
         knows how far behind it an object can be, and few objects are durable behind a gap.
 
-        A commit that depends on the state before it waits until all of that is durable; if groups
-        become durable in order, it need not. Then a load waits even so, since it is newer than all
-        that memory holds. A load is alone in flight, so that nothing newer lands before it. A
-        commit that writes nothing is only answered, once all before it is durable.
+        A commit that depends on the state before it waits until all of that is durable, unless the
+        log is ordered. A load waits until nothing is in flight, and while it is in flight nothing
+        else gets a slot: its contents never enter the memtable, so they must be newer than all that
+        is there, and older than all that comes later. A commit that writes nothing gets no slot; it
+        is answered once all before it is durable.
         """
         if self.mode is Mode.STOPPED:
             return False
@@ -163,7 +170,11 @@ class SlotFilled:
 
 @dataclass(frozen=True, slots=True)
 class UploadFailed:
-    """An upload ended by `error`: a broken disk, a corrupt object. Its outcome is unknown."""
+    """An upload ended with `error`, and it is unknown whether the group is durable.
+
+    Examples are a broken disk, a corrupt object in the slot, a slot that may have been compacted
+    and filled again, and `Fenced` of a log in safekeepers.
+    """
 
     position: int
     error: ShaleError
@@ -171,7 +182,7 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The owner of the log will write no more. `error` is what later commits are refused with."""
+    """The owner closes the log: queued commits are still written, later ones get `error`."""
 
     error: ShaleError
 
@@ -185,12 +196,12 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Nobody waits for the uploads in flight any more."""
+    """The uploads in flight are given up: their outcome stays unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Land:
-    """Let memory hold the group, which is durable. Slots before it may be open."""
+    """Add the group, which is durable, to the memtable. Slots before it may still be in flight."""
 
     slot: LogSlot
 
@@ -233,7 +244,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class FailQueue:
-    """Settle all queued commits, and all who wait for the watermark, with `error`."""
+    """Settle all queued commits, and all calls that wait for the watermark, with `error`."""
 
     error: ShaleError
 
@@ -264,7 +275,10 @@ def _group_taken(state: LogState, event: GroupTaken) -> LogStep:
 
 
 def _slot_filled(state: LogState, event: SlotFilled) -> LogStep:
-    """Judge who has the slot. Only here does a serving writer meet its fence in the log (I1)."""
+    """Judge the object in the slot.
+
+    This is the only place where a serving writer finds the fence of a newer one in the WAL (I1).
+    """
     slot = _slot_at(state, event.position)
     occupant = event.occupant
     if occupant is None:

@@ -52,7 +52,7 @@ class Snapshot:
     snapshot_expire_time_s: int  # by the store's clock; 0: never
     name: str = ""
     manifest_checksum: int = 0
-    created_ms: int = 0  # by the store's clock; 0: it is read as of its last commit
+    created_ms: int = 0  # logical time as of which it is read; 0: that of its last commit
     ssts_only: bool = False  # it keeps no WAL object, so it cannot be read
 
 
@@ -96,14 +96,17 @@ class RecentLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One version of the manifest. `wal_id_last_compacted` is c in server/docs/protocol.md."""
+    """One manifest of a database: each edit creates the next one, with `manifest_id` + 1.
+
+    The rules and server/docs/protocol.md call `wal_id_last_compacted` *c*.
+    """
 
     database_id: bytes
     manifest_id: int
     write_id: bytes
     cas_mode: CasMode = CasMode.NATIVE
     wal_mode: WalMode = WalMode.OBJECT_STORE
-    wal_generation: int = 0
+    wal_generation: int = 0  # goes up with each edit of the members
     wal_members: tuple[str, ...] = ()  # safekeepers: see `protocol.membership`
     wal_members_next: tuple[str, ...] = ()  # while a change of members is under way
     wal_ids_left_out: tuple[range, ...] = ()  # left out by switches to safekeepers, ascending
@@ -117,7 +120,7 @@ class Manifest:
     wal_id_last_seen: int | None = None
     last_compacted_seq: int = 0
     max_parallel_writes: int = 1
-    fence_width: int = 1
+    fence_width: int = 1  # slots in a row that an opener must fence
     gc_cutoff_ms: int = 0
     logical_time_ms: int = 0
     time_reset_wal_id: int | None = None  # logical times in WAL objects up to here do not count
@@ -208,7 +211,7 @@ class Version:
     last_seq: int
     l0: Sequence[SstInfo]  # newest first
     runs: Sequence[SortedRun]  # the levels below L0 that are not empty, the highest first
-    system: Sequence[SstInfo]  # newest first
+    system: Sequence[SstInfo]  # SSTs of idempotency records (`SYSTEM_LEVEL`), newest first
 
     @classmethod
     def of(cls, manifest: Manifest) -> Version:

@@ -118,8 +118,8 @@ def check_generation(manifest: Manifest, generation: int) -> None:
     if manifest.wal_generation != generation:
         raise InvalidRequest(
             "members",
-            "they were changed since this command has looked at them, or it took so long that its "
-            "safekeepers have given up the room that they had made: see `shalekv safekeeper "
+            "they were changed since this command has read them, or it took so long that its "
+            "safekeepers have dropped the new logs that they had prepared: see `shalekv safekeeper "
             "status`, and try again",
         )
 
@@ -134,15 +134,16 @@ def close_generation(manifest: Manifest, generation: int) -> Manifest:
     return replace(manifest, wal_generation=generation + 1)
 
 
-def is_being_created(manifest: Manifest) -> bool:
-    """Whether `name_anew` is possible: no writer has opened the database, and nobody named anew."""
+def may_replace_first_members(manifest: Manifest) -> bool:
+    """Whether the members are those of the creation, and no writer has opened the database."""
     return manifest.wal_generation == FIRST_GENERATION and not manifest.writer_epoch
 
 
-def name_anew(manifest: Manifest, members: Iterable[Member]) -> Manifest:
-    """Return the manifest with other members, of a database that was never opened for writing.
+def replace_first_members(manifest: Manifest, members: Iterable[Member]) -> Manifest:
+    """Return the manifest of a new database with other members than those of its creation.
 
-    Raises `InvalidRequest` if a writer has opened it.
+    No record is lost, since no writer has opened the database. Raises `InvalidRequest` if a writer
+    has, or if the members were replaced before.
     """
     check_generation(manifest, FIRST_GENERATION)
     if manifest.writer_epoch:
@@ -158,7 +159,8 @@ def begin_change(manifest: Manifest, members: Iterable[Member]) -> Manifest:
     """Return the manifest in which decisions need majorities of the present and these new members.
 
     This is the first edit of a change; it changes nothing if it was made before. Raises
-    `InvalidRequest` if another change is under way, or if the new members are not possible.
+    `InvalidRequest` if another change is under way, if the new members are the present ones or
+    cannot be a quorum (`check_members`), and if the WAL is in the object store.
     """
     present = Configuration.of(manifest)
     new = tuple(members)
@@ -204,9 +206,9 @@ def cancel_change(manifest: Manifest) -> Manifest:
 
 
 def check_majority_lost(configuration: Configuration, sound: Collection[bytes]) -> None:
-    """Raise `InvalidRequest` unless a writer cannot open without giving something up.
+    """Raise `InvalidRequest` if a writer can open the database, now or once a change is cancelled.
 
-    `sound` are the members that answer and have not lost anything.
+    `sound` are the members that answer and have not lost any record.
     """
     if configuration.is_majority(sound):
         problem = "a majority of the safekeepers answers: a writer can open the database"
@@ -214,7 +216,7 @@ def check_majority_lost(configuration: Configuration, sound: Collection[bytes]) 
     if configuration.is_joint and replace(configuration, next=()).is_majority(sound):
         raise InvalidRequest(
             "members",
-            "a majority of the present members answers, and only some of those to be do not: "
+            "a majority of the present members answers, but no majority of the next ones: "
             "`shalekv safekeeper cancel` gives up nothing but the change",
         )
 

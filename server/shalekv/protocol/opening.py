@@ -1,8 +1,15 @@
 """Opening a database for writing, as a state machine.
 
-`step(state, event) -> (state, effects)` is pure. The order of its effects is the safety: the
-epoch is won before the WAL is listed, the WAL is fenced before it is replayed, and the fences count
-only if a manifest that is read after them still shows this writer, and a c below them.
+`step(state, event) -> (state, effects)` is pure. Safety depends on the order of its effects:
+
+1. The epoch is claimed before the WAL is listed. In the manifest with the claim, `fence_width`
+   covers the window of every older writer, and a snapshot keeps the WAL for the replay.
+2. The WAL is fenced before it is replayed, so that no older writer can add to what is replayed.
+3. The manifest is read after the last fence. The fences count only if it still shows this writer,
+   and a c below them. A slot up to c may have been filled, compacted and collected before the fence
+   was created in it: then an older writer has passed it.
+4. The log is replayed before the last edit, which records a first sequence number above all that
+   were used, and shrinks `fence_width`: by now all older writers are fenced.
 
     phase        event                               next phase    effect
     CLAIM        EpochClaimed                        LIST          ListWal
@@ -14,7 +21,7 @@ only if a manifest that is read after them still shows this writer, and a c belo
     FENCE        FenceCreated, ours, run incomplete  FENCE         CreateFence
                  FenceCreated, ours, run complete    PROVE         ReadManifest
                  ... and the run is ahead of a gap   LIST_BEFORE   ListWal
-                 ... after a run was merged early    PROVE_FENCE   ReadManifest
+                 ... with `proves_each_fence`        PROVE_FENCE   ReadManifest
                  FenceCreated, an older writer's     PURSUE        ListWal
                  FenceCreated, a newer writer's      -             raise Fenced
                  FenceUnknown                        PROVE         ReadManifest
@@ -154,7 +161,7 @@ def is_opening_finished(manifest: Manifest, own: WriterId, *, snapshot_id: bytes
 
 
 class Phase(enum.Enum):
-    """The step of an opening whose end is awaited. The transitions are in the table above."""
+    """The present step of an opening. The transitions are in the table above."""
 
     CLAIM = "claim an epoch in the manifest"
     LIST = "list the WAL"
@@ -182,7 +189,10 @@ class EpochClaimed:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRead:
-    """`manifest` is current, by a list that was sent after the effect; or it contains the edit."""
+    """`manifest` contains the edit of the effect, or was current after an effect without an edit.
+
+    To be current, a list that was sent after the effect has to show it as the highest (F2).
+    """
 
     manifest: Manifest
 
@@ -299,7 +309,7 @@ class Opening:
     run: FenceRun = field(default_factory=lambda: FenceRun(first=0, width=0))
     pursuit: Pursuit = field(default_factory=lambda: Pursuit(0, 0, 0))
     verdict: SlotVerdict = SlotVerdict.OURS  # on the slot before the run, while pursuing
-    is_merged_early: bool = False  # a run was compacted before its last fence was there
+    proves_each_fence: bool = False  # since c passed a run before its last fence was there
 
     @property
     def known(self) -> Manifest:
@@ -340,7 +350,7 @@ def _fence_unknown(state: Opening, _event: FenceUnknown) -> OpeningStep:
 
 
 def _width_reserved(state: Opening, event: ManifestRead) -> OpeningStep:
-    """Others know by now how far ahead this opener may put fences."""
+    """Begin the run: the manifest shows by now how far ahead of the gap it reaches."""
     return _next_fence(_with_manifest(state, event.manifest))
 
 
@@ -381,13 +391,13 @@ def _finished(state: Opening, event: ManifestRead) -> OpeningStep:
 
 
 def _with_manifest(state: Opening, manifest: Manifest) -> Opening:
-    """The state with a newer manifest. Raises as `check_owner`."""
+    """Return the state with a newer manifest. Raises as `check_owner`."""
     check_owner(manifest, state.own)
     return replace(state, manifest=manifest)
 
 
 def _list(state: Opening) -> OpeningStep:
-    """Look for the first gap of the log."""
+    """List the WAL to find its first gap."""
     return replace(state, phase=Phase.LIST), [ListWal(state.known.first_uncompacted_wal_id)]
 
 
@@ -425,7 +435,7 @@ def _fence_created(state: Opening, event: FenceCreated) -> OpeningStep:
     if verdict is not SlotVerdict.OURS:
         first = max(state.pursuit.gap, state.known.first_uncompacted_wal_id)
         return replace(fenced_on, phase=Phase.PURSUE), [ListWal(first)]
-    if state.is_merged_early:
+    if state.proves_each_fence:
         return replace(fenced_on, phase=Phase.PROVE_FENCE), [ReadManifest()]
     return _next_fence(fenced_on)
 
@@ -441,11 +451,13 @@ def _next_fence(state: Opening) -> OpeningStep:
 
 
 def _pursued(state: Opening, event: WalListed) -> OpeningStep:
-    """Begin the next run, ahead of an older writer that is alive.
+    """Begin the next run, ahead of the gap if an older writer is still serving.
 
-    Ahead of a gap this opener is like a writer with a wider window: the manifest says so before
-    anything is there. It is read after the gap was listed. So whoever opens after that finds no
-    earlier gap, and has fences wherever we may put some yet.
+    A run ahead of the gap leaves empty slots before it. So the manifest first records a
+    `fence_width` that reaches from the gap to the end of the run: processes that read the log do
+    not take these slots for lost objects, and a later opener fences this one as well. The manifest
+    is edited or read after the gap was listed. So an opener that claims its epoch later finds no
+    earlier gap, and its own run covers all slots in which this opener may still create a fence.
     """
     gap, taken = event.listing.first_gap, state.run.first - 1
     pursuit = state.pursuit.after(state.verdict, taken, gap)
@@ -462,7 +474,7 @@ def _proven(state: Opening, event: ManifestRead) -> OpeningStep:
     """Replay what is before a run that counts, or begin another one."""
     state = _with_manifest(state, event.manifest)
     if not run_counts(state.run, state.known, state.own):
-        return _list(replace(state, is_merged_early=True))
+        return _list(replace(state, proves_each_fence=True))
     slots = range(state.known.first_uncompacted_wal_id, state.run.first)
     return replace(state, phase=Phase.REPLAY), [ReplayLog(slots)]
 

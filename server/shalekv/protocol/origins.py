@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from shalekv.protocol.manifest import NO_NONCE, CasMode, Manifest, Origin, Snapshot
-from shalekv.protocol.snapshot import NEVER, find_snapshot, judged_ms, renew_snapshot
+from shalekv.protocol.snapshot import NEVER, find_snapshot, latest_read_time_ms, renew_snapshot
 from shalekv.protocol.sst_table import ID_BYTES
 
 FIRST_SLOT = 0  # WAL slot of a clone with an empty object that reserves the place for this clone
@@ -70,7 +70,7 @@ def needed_pins(manifest: Manifest) -> dict[bytes, str]:
     return {each.snapshot_id: each.url for each in manifest.origins if each.url and each.sst_ids}
 
 
-def spent_pins(manifest: Manifest, needed: Collection[bytes]) -> dict[bytes, str]:
+def unneeded_pins(manifest: Manifest, needed: Collection[bytes]) -> dict[bytes, str]:
     """Return the pins that are not needed any more, with their URLs.
 
     `needed` are the pins that active manifests need.
@@ -83,12 +83,12 @@ def spent_pins(manifest: Manifest, needed: Collection[bytes]) -> dict[bytes, str
 
 
 def drop_pins(manifest: Manifest, snapshot_ids: Collection[bytes]) -> Manifest:
-    """Return the manifest without the origins of these pins. REQUIRES: they are `spent_pins`."""
+    """Return the manifest without the origins of these pins. REQUIRES: they are `unneeded_pins`."""
     kept = tuple(each for each in manifest.origins if each.snapshot_id not in snapshot_ids)
     return replace(manifest, origins=kept)
 
 
-def fix_pin(parent: Manifest, snapshot_id: bytes, *, now_s: float) -> Manifest:
+def make_pin_permanent(parent: Manifest, snapshot_id: bytes, *, now_s: float) -> Manifest:
     """Return the manifest of the parent in which the pin never expires, and keeps only SSTs.
 
     Raises `SnapshotNotFound` if it is gone or has expired: its objects may be deleted (F3).
@@ -101,14 +101,14 @@ def fix_pin(parent: Manifest, snapshot_id: bytes, *, now_s: float) -> Manifest:
     return replace(renewed, snapshots=fixed)
 
 
-def is_fixed(parent: Manifest, snapshot_id: bytes) -> bool:
-    """Whether the manifest of the parent contains the edit `fix_pin`."""
+def is_pin_permanent(parent: Manifest, snapshot_id: bytes) -> bool:
+    """Whether the manifest of the parent contains the edit `make_pin_permanent`."""
     found = find_snapshot(parent, snapshot_id)
     return found is not None and is_pin(found)
 
 
 def is_pin(snapshot: Snapshot) -> bool:
-    """Whether the snapshot is a fixed pin, which keeps the SSTs of a clone until it is removed."""
+    """Whether the snapshot is a permanent pin: it keeps SSTs for a clone until it is removed."""
     return snapshot.ssts_only and snapshot.snapshot_expire_time_s == NEVER
 
 
@@ -126,11 +126,11 @@ def is_untouched(clone: Manifest) -> bool:
     return clone.writer_nonce == clone.compactor_nonce == NO_NONCE
 
 
-def made_again(lost: Manifest, clone: Manifest) -> Manifest:
-    """Return the manifest that replaces `lost`, whose pins are gone, in an untouched clone.
+def reclone(lost: Manifest, clone: Manifest) -> Manifest:
+    """Return the manifest that follows `lost`, whose pins are gone, when a clone is repeated.
 
-    `clone` is manifest 0 of a repeated clone. Readers may have seen the first one, so epochs,
-    sequence numbers and times do not go down here either (I5).
+    `clone` is manifest 0 of the repeated clone. Readers may have seen `lost`, so epochs, sequence
+    numbers and times do not go down (I5). REQUIRES: `lost` `is_untouched`.
     """
     return replace(
         clone,
@@ -146,8 +146,8 @@ def made_again(lost: Manifest, clone: Manifest) -> Manifest:
 class Parent:
     """A database that is cloned: the manifest that is shared, and the pins that keep its SSTs.
 
-    `snapshot_id` is the pin in the parent. `pins` are the pins of the clone in the origins of the
-    parent, by the pins that the parent has there.
+    `snapshot_id` is the pin of the clone in the parent. The parent may be a clone itself: for each
+    pin that it has in one of its own origins, `pins` has that of the clone in the same database.
     """
 
     manifest: Manifest
@@ -204,7 +204,7 @@ def first_manifest(
         wal_id_last_compacted=FIRST_SLOT,
         wal_id_last_seen=FIRST_SLOT,
         last_compacted_seq=shared.last_compacted_seq,
-        logical_time_ms=judged_ms(shared),
+        logical_time_ms=latest_read_time_ms(shared),
         leveled_ssts=shared.leveled_ssts,
         recent_loads=shared.recent_loads,
         loads_forgotten_ms=shared.loads_forgotten_ms,

@@ -312,7 +312,7 @@ def enter_quorum(
     """Return the manifest whose WAL is in new safekeepers.
 
     `last_wal_id` is the last fence of `own`. REQUIRES: `own` has finished its opening, so its run
-    of fences counts (`protocol.opening.run_counts`), and no older writer can put data into
+    of fences counts (`protocol.fencing.run_counts`), and no older writer can put data into
     the object store any more (CE15).
 
     These fences stop serving writers, but not an opener that won an older epoch and stalled before

@@ -1,9 +1,11 @@
 """Opening a database whose log is in safekeepers, as a state machine.
 
-`step(state, event) -> (state, effects)` is pure. The order of its effects is the safety: the epoch
-is above all that a majority has promised, a majority votes before its logs are compared, the log of
-the previous WAL mode is closed before anything is committed, and the fence commits what is replayed
-(server/docs/safekeepers.md, "Opening").
+`step(state, event) -> (state, effects)` is pure. Safety depends on the order of its effects
+(server/docs/safekeepers.md, "Opening"): the epoch is above all that a majority has promised, so
+that none of these promises refuses it; a majority votes before its logs are compared, so that no
+older writer commits more; the log of the previous WAL mode is closed before anything is committed,
+so that its replicas notice the switch; and the fence is committed before the replay, since it
+commits what is replayed.
 
     phase       event                                next phase   effect
     START       ManifestRead                         GREET        GreetMembers
@@ -33,8 +35,9 @@ the previous WAL mode is closed before anything is committed, and the fence comm
 
 From CLAIM on, a manifest that shows another writer raises `Fenced` in every phase.
 
-The fence is one record, whatever `max_parallel_writes` and `fence_width` are. Those concern uploads
-that land later, and a member that has voted accepts nothing from an older writer any more.
+The fence is one record, whatever `max_parallel_writes` and `fence_width` are. These concern uploads
+to the object store that may still land, while a member that has voted accepts nothing more from an
+older writer.
 """
 
 from __future__ import annotations
@@ -166,7 +169,7 @@ def _known_archived(log_now: LogShape, tip: int | None) -> LogEnd:
 
 
 class QuorumPhase(enum.Enum):
-    """The step of an opening whose end is awaited. The transitions are in the table above."""
+    """The present step of an opening. The transitions are in the table above."""
 
     START = "read the manifest"
     GREET = "ask a majority for what it has promised, which changes no member"
@@ -365,7 +368,7 @@ def _greet(state: QuorumOpening, event: ManifestRead) -> QuorumStep:
 
 
 def _greet_failed(state: QuorumOpening, event: PollFailed) -> QuorumStep:
-    """The members that do not answer may have been exchanged since the manifest was read."""
+    """Read the manifest again: members that do not answer may have been replaced since."""
     if state.failure is not None:
         raise event.error
     return replace(state, phase=QuorumPhase.REREAD, failure=event.error), [ReadManifest()]
@@ -383,7 +386,7 @@ def _greeted(state: QuorumOpening, event: MembersGreeted) -> QuorumStep:
 
 
 def _claimed(state: QuorumOpening, event: EpochClaimed) -> QuorumStep:
-    """The members are those of the manifest with the epoch: later changes take it into account."""
+    """Ask the members in the manifest with the epoch: later changes of members know this epoch."""
     claimed = replace(state, phase=QuorumPhase.VOTE, manifest=event.manifest)
     ballot = Ballot(claimed.own.epoch, claimed.nonce)
     return claimed, [GatherVotes(quorum_configuration(event.manifest), ballot)]
@@ -405,7 +408,7 @@ def _voted(state: QuorumOpening, event: VotesGathered) -> QuorumStep:
 
 
 def _vote_failed(state: QuorumOpening, event: PollFailed) -> QuorumStep:
-    """Members that have lost their logs may have been retired by a writer that opened since."""
+    """Read the manifest again if logs are lost: a newer writer may have retired them."""
     if not isinstance(event.error, NotAMember):
         raise event.error
     return replace(state, phase=QuorumPhase.CONFIRM, failure=event.error), [ReadManifest()]
@@ -417,11 +420,11 @@ def _confirmed(state: QuorumOpening, event: ManifestRead) -> QuorumStep:
 
 
 def _close(state: QuorumOpening, first: int) -> QuorumStep:
-    """Look for the first free slot of the previous log.
+    """List the previous log to find its first free slot.
 
-    A fence of the new epoch there makes a replica that follows that log read the manifest. It is
-    there before the first record of the new log, because what replicas show is fresh only while no
-    writer writes elsewhere.
+    A fence of the new epoch in that slot makes a replica that follows the log read the manifest. It
+    is created before the first record of the new log: until then, a replica that has all of the
+    previous log is fresh.
     """
     return replace(state, phase=QuorumPhase.CLOSE_LIST), [ListWal(first)]
 
@@ -464,7 +467,7 @@ def _checked(state: QuorumOpening, event: ManifestRead) -> QuorumStep:
 
 
 def _fetch_failed(state: QuorumOpening, _event: FetchFailed) -> QuorumStep:
-    """The archive may have grown since, and the log may have been trimmed."""
+    """List the archive again: it may have grown, and the log may have been trimmed meanwhile."""
     return _list(replace(state, failed_fetches=state.failed_fetches + 1))
 
 

@@ -14,8 +14,9 @@ modified at its `gc_cutoff_ms` or later. No object that may be deleted is ever n
 late it is deleted.
 
 A manifest is active if it is the current one or if a snapshot in the current one names it
-(`protocol.snapshot`). Its `LiveObjects` are kept: this is how a snapshot protects files. Expiry of
-the snapshot is not judged again here: `expire` has dropped those that have expired.
+(`protocol.snapshot`). Its `LiveObjects` are kept: this is how a snapshot protects files. Only
+`expire` considers the expiry times of snapshots and leases; all that are still in the manifest
+count.
 
 Compacted WAL objects may be kept longer, for watches that begin late (`WalRetention`). This only
 ever keeps more than the other rules. `pinned_by_snapshots` reports how many bytes snapshots keep.
@@ -161,7 +162,7 @@ class Cutoffs:
 
 @dataclass(frozen=True, slots=True)
 class LiveObjects:
-    """The objects that one active manifest keeps: its SSTs, and the WAL from c on."""
+    """The objects that one active manifest keeps: its SSTs, those of loads, the WAL from c on."""
 
     manifest_id: int
     wal_id_last_compacted: int | None
@@ -280,7 +281,7 @@ class Retention:
         return _unless_young(listed, self._sst_cutoff_ms, Reason.UNREACHABLE)
 
 
-def active_ids(manifest: Manifest) -> frozenset[int]:
+def active_manifest_ids(manifest: Manifest) -> frozenset[int]:
     """Return the ids of the manifests that are active while this one is current."""
     return frozenset((manifest.manifest_id, *(s.manifest_id for s in manifest.snapshots)))
 
@@ -301,7 +302,7 @@ def snapshot_label(snapshot: Snapshot) -> str:
 
 def _by_id(manifest: Manifest, live: Iterable[LiveObjects]) -> dict[int, LiveObjects]:
     by_id = {each.manifest_id: each for each in live}
-    missing = sorted(active_ids(manifest) - by_id.keys())
+    missing = sorted(active_manifest_ids(manifest) - by_id.keys())
     if missing:
         raise ValueError(f"manifests {missing} are active, and what they keep is not known")
     return by_id
@@ -388,7 +389,7 @@ def _c_of(live: LiveObjects) -> str:
 
 
 def is_lease_expired(lease: Lease, now_s: float) -> bool:
-    """Whether the lease has expired at `now_s` of the store's clock, and protects nothing."""
+    """Whether the lease has expired at `now_s` of the store's clock, so that `expire` drops it."""
     return lease.expire_time_s != NEVER and lease.expire_time_s < now_s
 
 
@@ -409,7 +410,7 @@ def expire(
     return retain_wal(expired, retained)
 
 
-def has_expired(
+def is_expiry_published(
     manifest: Manifest, now_s: float, cutoff_ms: int, *, retained: int | None = None
 ) -> bool:
     """Whether the manifest contains the edit `expire` with these arguments (F2).

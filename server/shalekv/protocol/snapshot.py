@@ -4,14 +4,16 @@ A snapshot names a manifest and keeps its objects readable until it expires by t
 
 1. `create_snapshot` adds it to the manifest that the edit creates, and lets it name that same
    manifest. So no time passes between reading a state and protecting it.
-2. Each later edit copies the snapshot. A manifest is *active* if it is the current one, or if an
-   unexpired snapshot in the current one names it.
+2. Each later edit copies the snapshot. A manifest is *active* if it is the current one, or if a
+   snapshot in the current one names it.
 3. A collector keeps all objects of active manifests: `protocol.retention.LiveObjects`.
 4. It publishes a manifest without a snapshot before it deletes what that snapshot protected (F3).
+   It removes those that have expired: `protocol.retention.expire`.
 
-So a snapshot that is found in the current manifest protects its objects, and one that is gone or
-has expired can be neither renewed nor shared. A process protects the versions that it reads in this
-way (`read.version_set`); a user names a state with it (`write.snapshots`).
+So a snapshot that is found in the current manifest protects its objects, even if it has expired,
+but it may be removed at any time then. One that is gone cannot be renewed. A process protects the
+versions that it reads in this way (`read.version_set`, by `maintain_snapshots`); a user names a
+state with it (`write.snapshots`), and cannot renew or share it once it has expired.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ NEVER = 0  # as `snapshot_expire_time_s`: the snapshot does not expire
 
 
 def is_expired(snapshot: Snapshot, now_s: float) -> bool:
-    """Whether the snapshot has expired at `now_s` of the store's clock, and protects nothing."""
+    """Whether the snapshot has expired at `now_s` of the store's clock.
+
+    Collectors may remove it then, so nothing may rely on it.
+    """
     return snapshot.snapshot_expire_time_s != NEVER and snapshot.snapshot_expire_time_s < now_s
 
 
@@ -40,17 +45,11 @@ def has_snapshot(manifest: Manifest, snapshot_id: bytes) -> bool:
     return find_snapshot(manifest, snapshot_id) is not None
 
 
-def active_manifest_ids(manifest: Manifest, now_s: float) -> frozenset[int]:
-    """Return the ids of all active manifests, if `manifest` is the current one."""
-    pinned = (s.manifest_id for s in manifest.snapshots if not is_expired(s, now_s))
-    return frozenset((manifest.manifest_id, *pinned))
+def latest_read_time_ms(manifest: Manifest) -> int:
+    """Return the latest logical time as of which values of this state may have been read.
 
-
-def judged_ms(manifest: Manifest) -> int:
-    """Return the latest time by which a read of this state may have judged expiry of values.
-
-    It may be later than the logical time of the last write, since snapshots are read as of their
-    creation.
+    Values that had expired by then may have been reported as gone. It may be later than the logical
+    time of the last write, since snapshots are read as of their creation.
     """
     created = (each.created_ms for each in manifest.snapshots)
     return max((manifest.logical_time_ms, *created))
@@ -68,8 +67,8 @@ def create_snapshot(
 
     Once that manifest is current, collectors keep its SSTs, and its WAL from c on, until
     `expire_time_s` (seconds by the store's clock; `NEVER`). `created_ms` is the logical time by
-    which reads judge the expiry of values. An edit that is repeated after a conflict leaves one
-    snapshot. Raises `SnapshotExists` if another snapshot has the name.
+    which reads judge the expiry of values; 0: that of the last commit. An edit that is repeated
+    after a conflict leaves one snapshot. Raises `SnapshotExists` if another snapshot has the name.
     """
     others = tuple(each for each in manifest.snapshots if each.id != snapshot_id)
     if name and any(each.name == name for each in others):
@@ -151,8 +150,9 @@ def maintain_snapshots(
     """Return the manifest after the edit of a process that reads several versions.
 
     The snapshots `renewed` expire at `expire_time_s`, and the snapshots `removed` are dropped.
-    With `created`, a snapshot of the manifest that this edit creates is added. A renewed snapshot
-    that is gone is not created again: the objects that it protected may be deleted (F3).
+    With `created`, a snapshot of the manifest that this edit creates is added. A snapshot that is
+    still in the manifest is renewed even if it has expired, since its objects are still there. One
+    that is gone is not created again: its objects may be deleted (F3).
     """
     kept = remove_snapshots(manifest, removed)
     later = tuple(

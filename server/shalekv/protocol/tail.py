@@ -58,8 +58,8 @@ def furthest_commit(answers: Mapping[bytes, MemberTail]) -> int:
     return max((each.committed_lsn for each in answers.values()), default=0)
 
 
-class News(enum.Enum):
-    """The relation of a record to the position of a replica."""
+class RecordStatus(enum.Enum):
+    """Whether a replica can apply a record at its position."""
 
     KNOWN = 1  # it is applied
     NEXT = 2  # it is the next to apply
@@ -85,26 +85,27 @@ class AppliedPosition:
         """Whether a part of the next object is applied."""
         return self.last is not None and self.last.wal_id == self.next_wal_id
 
-    def judge(self, record: Record) -> News:
-        """Classify a record.
+    def status_of(self, record: Record) -> RecordStatus:
+        """Return whether the record is the next to apply, or why not.
 
         REQUIRES: it comes from a tail that begins with `next_wal_id` or an object before it.
         """
         if record.wal_id < self.next_wal_id:
-            return News.KNOWN
+            return RecordStatus.KNOWN
         last = self.last
         if last is None or not self.is_open:
             # Lsns cannot be compared: the WAL may have moved to the object store and back, where
             # they begin anew.
-            return News.NEXT if record.wal_id == self.next_wal_id else News.GAP
+            return RecordStatus.NEXT if record.wal_id == self.next_wal_id else RecordStatus.GAP
         if record.follows(last):
-            return News.NEXT
+            return RecordStatus.NEXT
         if record.wal_id != last.wal_id or record.lsn > last.lsn + 1:
-            return News.GAP
-        return News.KNOWN if record.lsn < last.lsn or record.mark == last else News.OTHER
+            return RecordStatus.GAP
+        is_known = record.lsn < last.lsn or record.mark == last
+        return RecordStatus.KNOWN if is_known else RecordStatus.OTHER
 
     def after(self, record: Record) -> AppliedPosition:
-        """Return the position after applying a record. REQUIRES: it is `News.NEXT`."""
+        """Return the position after applying a record. REQUIRES: it is `RecordStatus.NEXT`."""
         if record.ends_object:
             return AppliedPosition(record.wal_id, record.mark)
         # If an object before was left open, by a writer that is gone, this record ends it.
@@ -123,7 +124,7 @@ class AppliedPosition:
 
 
 class Choice(NamedTuple):
-    """The member to follow."""
+    """The member to read the log from."""
 
     member_id: bytes | None  # None: no member
     is_archived: bool  # there are sound members, but the next object is only in the archive
@@ -146,9 +147,10 @@ def choose(
 
 
 def _keeps(log: LogShape, wal_id: int) -> bool:
-    """Whether the log has the first record of this object, or will get it.
+    """Whether the member can send this object from its first record on, now or once it has it.
 
-    A log that was never written to does not: it begins behind the archive, wherever that ends.
+    A member cannot if it has trimmed the object. Nor can it if its log was never written to: such a
+    log begins behind the archive, wherever that ends.
     """
     is_trimmed = log.base.wal_id is not None and log.base.wal_id >= wal_id
     return log.last.lsn > 0 and not is_trimmed

@@ -21,7 +21,13 @@ from shalekv.errors import (
     SnapshotNotFound,
 )
 from shalekv.protocol.manifest import CasMode, Manifest, Origin, Snapshot
-from shalekv.protocol.origins import fix_pin, is_fixed, is_pin, needed_pins, unpacked
+from shalekv.protocol.origins import (
+    is_pin,
+    is_pin_permanent,
+    make_pin_permanent,
+    needed_pins,
+    unpacked,
+)
 from shalekv.protocol.snapshot import find_snapshot, has_snapshot, is_expired, remove_snapshots
 from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.api import ObjectStore
@@ -180,8 +186,8 @@ class OriginPins:
         try:
             async with edit_deadline(store):
                 await stored.edit(
-                    partial(fix_pin, snapshot_id=snapshot_id, now_s=now_s),
-                    partial(is_fixed, snapshot_id=snapshot_id),
+                    partial(make_pin_permanent, snapshot_id=snapshot_id, now_s=now_s),
+                    partial(is_pin_permanent, snapshot_id=snapshot_id),
                 )
         except SnapshotNotFound as error:
             raise lost(url, snapshot_id) from error

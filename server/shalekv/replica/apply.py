@@ -18,7 +18,7 @@ from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Version
 from shalekv.protocol.quorum_records import Record
-from shalekv.protocol.tail import AppliedPosition, News, is_new_writer
+from shalekv.protocol.tail import AppliedPosition, RecordStatus, is_new_writer
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, apply_object
 from shalekv.read.version import ReadView
@@ -212,9 +212,9 @@ class LogApplier:
     def apply_record(self, record: Record, found: Sst | None) -> None:
         """Apply the next record of the log; `found` is its payload, if it has one.
 
-        REQUIRES: it is `News.NEXT`, and committed.
+        REQUIRES: it is `RecordStatus.NEXT`, and committed.
         """
-        assert self.position.judge(record) is News.NEXT
+        assert self.position.status_of(record) is RecordStatus.NEXT
         continues_object = self.position.is_open and record.wal_id == self.position.next_wal_id
         count = self._open_entry_count if continues_object else 0
         position = self.position.after(record)

@@ -31,7 +31,7 @@ from shalekv.protocol.quorum_records import LogEnd, Record
 from shalekv.protocol.tail import (
     AppliedPosition,
     MemberTail,
-    News,
+    RecordStatus,
     choose,
     furthest_commit,
     newest_of_majority,
@@ -89,7 +89,7 @@ class RecordApplier:
             found = open_sst(name, record.payload, database_id=database_id)
             if found.index.blocks_of(Section.CONTROL):
                 await protect_load(self._stored, self._levels)
-        if self._applier.position.judge(record) is News.NEXT:
+        if self._applier.position.status_of(record) is RecordStatus.NEXT:
             self._applier.apply_record(record, found)
         if self._applier.unarchived.is_half_full:
             self._poll_archive()
@@ -376,15 +376,15 @@ class TailReader:
             if last is not None and not record.follows(last):
                 raise TailEnded(f"record {record.lsn} does not follow record {last.lsn}")
             last = record.mark
-            news = self._records.position.judge(record)
-            if news is News.KNOWN:
+            status = self._records.position.status_of(record)
+            if status is RecordStatus.KNOWN:
                 continue
-            if news is News.OTHER:
+            if status is RecordStatus.OTHER:
                 raise IllegalState(
                     f"record {record.lsn} of {self.address} is another than the one that was "
                     "applied: the log was put back to an older state. Start this process again"
                 )
-            if news is News.GAP:
+            if status is RecordStatus.GAP:
                 raise RecordTrimmed(f"what comes before record {record.lsn} is in the archive")
             if self._records.is_memory_full():
                 raise TailEnded("memory is full")

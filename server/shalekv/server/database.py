@@ -17,8 +17,8 @@ from shalekv.protocol.membership import (
     Configuration,
     check_first_count,
     check_members,
-    is_being_created,
-    name_anew,
+    may_replace_first_members,
+    replace_first_members,
 )
 from shalekv.runtime import Runtime
 from shalekv.settings import CLOCK_JUMP_MAX_S, DatabaseSettings, StoreSettings, WalChoice
@@ -115,7 +115,7 @@ async def complete_creation(cas: CasStore, links: Links) -> None:
     Raises `DatabaseNotFound` and `StoreError`.
     """
     manifest = await StoredManifest(cas).refresh()
-    if is_being_created(manifest):
+    if may_replace_first_members(manifest):
         request_id = cas.runtime.random.randbytes(REQUEST_ID_BYTES)
         with suppress(InvalidRequest):  # another process has finished it, or opened the database
             await _name_present(cas, manifest, links, request_id)
@@ -132,7 +132,7 @@ async def _name_present(cas: CasStore, manifest: Manifest, links: Links, request
     present = await admit_again(links, place, members, request_id)
     if present != members:
         texts = tuple(map(str, present))
-        edit = partial(name_anew, members=present)
+        edit = partial(replace_first_members, members=present)
         await StoredManifest(cas).edit(edit, lambda m: m.wal_members == texts)
 
 

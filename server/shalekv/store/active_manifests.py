@@ -15,7 +15,7 @@ from shalekv.format import names
 from shalekv.format.coding import crc32c
 from shalekv.format.manifest import decode_manifest
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.retention import Folder, Listed, LiveObjects, active_ids
+from shalekv.protocol.retention import Folder, Listed, LiveObjects, active_manifest_ids
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 
@@ -42,7 +42,7 @@ class ActiveManifests:
         Raises `CorruptObject`, and `IllegalState` when a manifest is missing: the caller must not
         delete anything then.
         """
-        wanted = active_ids(manifest) - {manifest.manifest_id}
+        wanted = active_manifest_ids(manifest) - {manifest.manifest_id}
         listed = {
             each.number: each
             for each in listing

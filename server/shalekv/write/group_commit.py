@@ -242,7 +242,7 @@ class GroupCommit:
     @property
     def runs_ahead(self) -> list[MemoryRun]:
         """The contents of the groups that are durable behind a gap, in their order."""
-        return [self._groups[slot.position].run for slot in self._state.landed_ahead]
+        return [self._groups[slot.position].run for slot in self._state.landed_behind_gap]
 
     def check_available(self) -> None:
         """Raise `QuorumUnavailable` or `LogFull` while nothing can become durable."""

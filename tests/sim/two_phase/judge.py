@@ -23,7 +23,6 @@ from shalekv.format.names import (
 )
 from shalekv.jobs.collect import CollectJob
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.snapshot import active_manifest_ids
 from shalekv.protocol.two_phase import CreateRecord
 from shalekv.settings import CollectorSettings, StoreSettings
 from shalekv.store.cas import CasStore
@@ -199,9 +198,8 @@ class _Judge:
 def _is_behind(name: str, current: Manifest) -> bool:
     manifest_id, wal_id = parse_manifest_name(name), parse_wal_name(name)
     if manifest_id is not None:
-        return manifest_id not in active_manifest_ids(current, 0) and (
-            manifest_id < current.manifest_id
-        )
+        is_named = any(each.manifest_id == manifest_id for each in current.snapshots)
+        return not is_named and manifest_id < current.manifest_id
     if wal_id is not None:
         return wal_id < (current.wal_id_last_compacted or 0)
     sst_id = parse_level_name(name)

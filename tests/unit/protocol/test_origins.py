@@ -18,10 +18,10 @@ from shalekv.protocol.origins import (
     drop_pins,
     first_manifest,
     first_write_id,
-    fix_pin,
-    is_fixed,
+    is_pin_permanent,
+    make_pin_permanent,
     needed_pins,
-    spent_pins,
+    unneeded_pins,
 )
 from shalekv.protocol.retention import LiveObjects, Retention
 from shalekv.protocol.snapshot import NEVER, share_snapshot
@@ -60,7 +60,7 @@ def test_a_merge_forgets_what_it_has_read() -> None:
     both = publish(once, COMPACTOR, MergeResult(rest, []), LEASE.id)
     assert both.origins == (origin(),)
     assert needed_pins(both) == {}
-    assert spent_pins(both, ()) == {GRAND_PIN: "memory://grand"}
+    assert unneeded_pins(both, ()) == {GRAND_PIN: "memory://grand"}
     assert drop_pins(both, {GRAND_PIN}).origins == ()
 
 
@@ -115,16 +115,16 @@ def test_the_first_manifest_leaves_processes_behind() -> None:
 def test_a_pin_is_fixed_while_it_lives() -> None:
     """A fixed pin never expires and keeps no WAL, and an expired one cannot be fixed (F3)."""
     made = replace(manifest(1), snapshots=(Snapshot(PIN, 7, 100, "clone"),))
-    fixed = fix_pin(made, PIN, now_s=100)
+    fixed = make_pin_permanent(made, PIN, now_s=100)
     assert fixed.snapshots == (Snapshot(PIN, 7, NEVER, "clone", ssts_only=True),)
-    assert is_fixed(fixed, PIN)
-    assert not is_fixed(made, PIN)
+    assert is_pin_permanent(fixed, PIN)
+    assert not is_pin_permanent(made, PIN)
     shared = share_snapshot(fixed, PIN, GRAND_PIN, expire_time_s=200, now_s=100)
     assert shared.snapshots[1].ssts_only
     with pytest.raises(SnapshotNotFound):
-        fix_pin(made, PIN, now_s=101)
+        make_pin_permanent(made, PIN, now_s=101)
     with pytest.raises(SnapshotNotFound):
-        fix_pin(made, GRAND_PIN, now_s=1)
+        make_pin_permanent(made, GRAND_PIN, now_s=1)
 
 
 def test_a_pin_keeps_ssts_and_no_log() -> None:

@@ -16,7 +16,7 @@ from shalekv.protocol.tail import (
     AppliedPosition,
     Choice,
     MemberTail,
-    News,
+    RecordStatus,
     choose,
     furthest_commit,
     newest_of_majority,
@@ -116,8 +116,8 @@ def test_record_is_next_once() -> None:
     """Each record of a log that is sent again from its beginning is next exactly once."""
     position = AppliedPosition()
     for count, record in enumerate(LOG):
-        assert [position.judge(each) for each in LOG[:count]] == [News.KNOWN] * count
-        assert position.judge(record) is News.NEXT
+        assert [position.status_of(each) for each in LOG[:count]] == [RecordStatus.KNOWN] * count
+        assert position.status_of(record) is RecordStatus.NEXT
         position = position.after(record)
     assert position == AppliedPosition(3, LOG[-1].mark)
 
@@ -135,20 +135,20 @@ def test_object_ends_with_a_word_of_the_log() -> None:
 def test_gap_and_another_history_are_distinguished() -> None:
     """A gap is distinguished from another record in the place of one that was applied."""
     position = AppliedPosition().after(LOG[0]).after(LOG[1])
-    assert position.judge(LOG[3]) is News.GAP
-    assert position.judge(replace(LOG[1], checksum=7)) is News.OTHER
-    assert position.judge(replace(LOG[2], previous_checksum=7)) is News.OTHER
+    assert position.status_of(LOG[3]) is RecordStatus.GAP
+    assert position.status_of(replace(LOG[1], checksum=7)) is RecordStatus.OTHER
+    assert position.status_of(replace(LOG[2], previous_checksum=7)) is RecordStatus.OTHER
 
 
 def test_log_that_has_begun_anew_is_not_taken_for_what_is_known() -> None:
     """A log that begins anew has low lsns but later objects, so its records are not known ones."""
     position = AppliedPosition().after(LOG[0]).after(LOG[1])
     anew = replace(LOG[0], epoch=7, wal_id=5)
-    assert position.judge(anew) is News.GAP
-    assert position.judge(replace(anew, lsn=2)) is News.GAP
-    assert AppliedPosition(3, LOG[5].mark).judge(anew) is News.GAP
-    assert AppliedPosition(4).judge(anew) is News.NEXT
-    assert AppliedPosition(4, LOG[5].mark).judge(anew) is News.NEXT
+    assert position.status_of(anew) is RecordStatus.GAP
+    assert position.status_of(replace(anew, lsn=2)) is RecordStatus.GAP
+    assert AppliedPosition(3, LOG[5].mark).status_of(anew) is RecordStatus.GAP
+    assert AppliedPosition(4).status_of(anew) is RecordStatus.NEXT
+    assert AppliedPosition(4, LOG[5].mark).status_of(anew) is RecordStatus.NEXT
 
 
 def test_only_a_majority_of_sound_members_determines_the_end_of_the_log() -> None:

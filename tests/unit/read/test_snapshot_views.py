@@ -13,7 +13,7 @@ from shalekv.errors import IllegalState, ObjectNotFound, SnapshotNotFound, Store
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.origins import fix_pin
+from shalekv.protocol.origins import make_pin_permanent
 from shalekv.protocol.snapshot import find_snapshot
 from shalekv.read.scan import scan_slices
 from shalekv.read.snapshot_views import CLOCK_POLL_MS, POLL_MS, SnapshotViews
@@ -229,7 +229,7 @@ async def test_snapshot_that_releases_its_log_meanwhile_is_gone() -> None:
     store.before = gate = Gate("get", names.WAL_FOLDER, is_open=False)
     opening = asyncio.create_task(views.open(created.id))
     await gate.arrived.wait()
-    await database.edit(lambda m: fix_pin(m, created.id, now_s=0))
+    await database.edit(lambda m: make_pin_permanent(m, created.id, now_s=0))
     gate.open()
     with pytest.raises(SnapshotNotFound):
         await opening

@@ -8,7 +8,7 @@ import pytest
 
 from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.manifest import Lease, Manifest, Snapshot
-from shalekv.protocol.retention import Folder, Listed, expire, has_expired, is_edit_needed
+from shalekv.protocol.retention import Folder, Listed, expire, is_edit_needed, is_expiry_published
 from shalekv.protocol.snapshot import NEVER
 from shalekv.protocol.transaction import Add, Change, Expire, Get, Put, Transaction
 from shalekv.write.expiry_sweep import BUCKET_MS, VALUE_BYTES, Expiring, ExpiringValues
@@ -157,11 +157,11 @@ def test_cutoff_is_raised_and_never_lowered() -> None:
 def test_edit_is_found_in_what_follows_it() -> None:
     """A manifest contains the edit if it has nothing expired and a cutoff that is high enough."""
     edited = expire(FULL, NOW_S, 600)
-    assert has_expired(edited, NOW_S, 600)
-    assert has_expired(replace(edited, gc_cutoff_ms=700, manifest_id=9), NOW_S, 600)
-    assert not has_expired(replace(edited, gc_cutoff_ms=599), NOW_S, 600)
-    assert not has_expired(replace(edited, snapshots=FULL.snapshots), NOW_S, 600)
-    assert not has_expired(replace(edited, leases=FULL.leases), NOW_S, 600)
+    assert is_expiry_published(edited, NOW_S, 600)
+    assert is_expiry_published(replace(edited, gc_cutoff_ms=700, manifest_id=9), NOW_S, 600)
+    assert not is_expiry_published(replace(edited, gc_cutoff_ms=599), NOW_S, 600)
+    assert not is_expiry_published(replace(edited, snapshots=FULL.snapshots), NOW_S, 600)
+    assert not is_expiry_published(replace(edited, leases=FULL.leases), NOW_S, 600)
 
 
 def test_edit_is_needed_for_what_has_expired() -> None:

@@ -23,7 +23,7 @@ from shalekv.protocol.manifest import CasMode, Manifest, Origin, WalMode
 from shalekv.protocol.opening import (
     SEQ_GAP,
 )
-from shalekv.protocol.snapshot import judged_ms
+from shalekv.protocol.snapshot import latest_read_time_ms
 from shalekv.protocol.sst_table import SstInfo
 
 # Epochs and ids of a restored database begin so far above those of the backup. If it replaces a
@@ -99,7 +99,7 @@ def restored_manifest(backup: Backup, cas_mode: CasMode) -> Manifest:
         compactor_epoch=before.compactor_epoch + EPOCH_GAP,
         compactor_nonce=_derived(backup, "compactor nonce"),
         gc_cutoff_ms=0,
-        logical_time_ms=judged_ms(before),
+        logical_time_ms=latest_read_time_ms(before),
         snapshots=(),
         leases=(),
         origins=_local_origins(before.origins),

@@ -140,7 +140,7 @@ class _Simulation:
             WalObjects.of(self._ops, workload, setup), setup.uncompacted_bytes_max
         )
         self._policy = LeveledPolicy(setup.compactor, setup.levels, choice=setup.choice)
-        self._rehearsal = Rehearsal(setup.levels, workload.key_bytes)
+        self._compactor = SimulatedCompactor(setup.levels, workload.key_bytes)
         self._random = np.random.default_rng(workload.seed)
         self._version = _EMPTY_VERSION
         self._totals = _Totals()
@@ -151,28 +151,28 @@ class _Simulation:
         while True:
             now_ms = int(self._log.now_s * _MS_PER_S) + 1
             state = CompactionState(self._version, self._log.state(), self._log.is_stalled, now_ms)
-            self._note(state)
+            self._record_state(state)
             job = self._policy.pick(state)
             if job is not None:
-                self._do(job, state)
+                self._run_job(job, state)
             elif not self._log.is_compacted:
-                self._pass(self._idle_s(state.wal))
+                self._advance_time(self._idle_s(state.wal))
             else:
                 return self._outcome()
 
-    def _do(self, job: Job, state: CompactionState) -> None:
+    def _run_job(self, job: Job, state: CompactionState) -> None:
         totals = self._totals
         totals.job_count += 1
-        self._rehearsal.now_ms = state.now_ms
+        self._compactor.now_ms = state.now_ms
         result: Result
         if isinstance(job, WalJob):
-            result = self._rehearsal.run_wal(job, [self._rows(job.slots)])
+            result = self._compactor.run_wal(job, [self._rows(job.slots)])
             objects = self._log.objects
             read_bytes = objects.before(job.slots.stop) - objects.before(job.slots.start)
             self._log.compacted = job.slots.stop
             totals.requests.add(SimulatedRequests(get=1, delete=1), len(job.slots))
         else:
-            result = self._rehearsal.run_merge(job, self._version)
+            result = self._compactor.run_merge(job, self._version)
             read_bytes = self._count_merge(job)
         if not (isinstance(job, MergeJob) and job.is_move):
             totals.levels_bytes += sum(info.size_bytes for info in result.outputs)
@@ -180,8 +180,8 @@ class _Simulation:
             totals.requests.add(EDIT)  # of the lease
         totals.requests.add(EDIT)
         self._version = self._policy.apply(state, result).version
-        self._rehearsal.forget(self._version)
-        self._pass(self._setup.job_s + read_bytes / self._setup.compaction_bytes_per_s)
+        self._compactor.forget(self._version)
+        self._advance_time(self._setup.job_s + read_bytes / self._setup.compaction_bytes_per_s)
 
     def _count_merge(self, job: MergeJob) -> int:
         """Count the requests of a job, and return the bytes that it reads."""
@@ -204,8 +204,8 @@ class _Simulation:
         seqs = np.arange(chosen.start + 1, chosen.stop + 1, dtype=np.int64)
         return SimulatedRows(ops.keys[chosen], seqs, ops.logical_bytes[chosen], ops.deletes[chosen])
 
-    def _pass(self, seconds: float) -> None:
-        """Let the time pass, and account for what is stored meanwhile."""
+    def _advance_time(self, seconds: float) -> None:
+        """Advance the time, and account for what is stored meanwhile."""
         stored = sum(self._level_bytes().values()) + self._log.uncompacted_bytes
         self._totals.byte_seconds += stored * seconds
         self._log.advance(seconds)
@@ -218,7 +218,7 @@ class _Simulation:
         aging_s = (settings.wal_trigger_age_ms - wal.oldest_age_ms) / _MS_PER_S
         return max(min(filling_s, aging_s), settings.compactor_poll_ms / _MS_PER_S)
 
-    def _note(self, state: CompactionState) -> None:
+    def _record_state(self, state: CompactionState) -> None:
         totals = self._totals
         totals.wal_bytes_max = max(totals.wal_bytes_max, state.wal.size_bytes)
         totals.l0_count_max = max(totals.l0_count_max, l0_count(self._version))
@@ -343,7 +343,7 @@ class WalObjects:
 
 
 @dataclass(slots=True)
-class Rehearsal:
+class SimulatedCompactor:
     """Runs jobs of the policy on rows, as a compactor would, but without a store.
 
     `contents` has the rows of each SST.

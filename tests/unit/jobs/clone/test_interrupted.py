@@ -13,7 +13,7 @@ from shalekv.format import names
 from shalekv.jobs.clone import CloneJob, CloneReport
 from shalekv.protocol.audit import FindingKind
 from shalekv.protocol.manifest import Snapshot
-from shalekv.protocol.origins import is_fixed, is_pin, needed_pins
+from shalekv.protocol.origins import is_pin, is_pin_permanent, needed_pins
 from shalekv.protocol.snapshot import NEVER, find_snapshot
 from shalekv.write.snapshots import Snapshots
 from tests.kit.engine.places import HOUR_MS, Place, Row, everything, puts
@@ -134,7 +134,7 @@ async def test_a_process_of_the_clone_completes_it(
     assert finding.kind is FindingKind.ORIGIN
     assert "may expire" in finding.problem
     await process(clone)
-    assert is_fixed(await parent.manifest(), pin.id)
+    assert is_pin_permanent(await parent.manifest(), pin.id)
     assert await clone.damage() == []
 
 
@@ -204,7 +204,7 @@ async def test_a_clone_that_has_nothing_of_its_parent_is_completed_by_the_same_c
     manifest = await clone.manifest()
     assert {origin.url for origin in manifest.origins} == {first.url}
     await parent.clone_to(clone)
-    assert is_fixed(await first.manifest(), pin.id)
+    assert is_pin_permanent(await first.manifest(), pin.id)
     with pytest.raises(DatabaseExists):
         await parent.clone_to(clone)
 

@@ -10,7 +10,7 @@ import numpy as np
 from shalekv.protocol.compaction.jobs import CompactionState, Job, MergeJob, WalJob, WalState
 from shalekv.protocol.compaction.l0 import l0_count
 from shalekv.protocol.compaction.policy import LeveledPolicy, LevelTargets
-from shalekv.protocol.compaction.simulate import Rehearsal, SimulatedRows
+from shalekv.protocol.compaction.simulate import SimulatedCompactor, SimulatedRows
 from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, SortedRun, Version, upper_bound
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings.jobs import CompactorSettings
@@ -52,10 +52,10 @@ class Driven:
 
     def __post_init__(self) -> None:
         self.policy = LeveledPolicy(self.settings, self.levels)
-        self.rehearsal = Rehearsal(self.levels, key_bytes=8)
+        self.compactor = SimulatedCompactor(self.levels, key_bytes=8)
 
     policy: LeveledPolicy = field(init=False)
-    rehearsal: Rehearsal = field(init=False)
+    compactor: SimulatedCompactor = field(init=False)
 
     def write(self, commit: Sequence[tuple[int, bool]], value_bytes: int = VALUE_BYTES) -> None:
         """Write a WAL object; each pair is a key, and whether it is deleted rather than put."""
@@ -91,17 +91,17 @@ class Driven:
         job = self.policy.pick(state)
         if job is None:
             return None
-        self.rehearsal.now_ms = max(self.now_ms, 1)
+        self.compactor.now_ms = max(self.now_ms, 1)
         if isinstance(job, WalJob):
             assert job.slots.start == self.done
             assert 0 < len(job.slots) <= state.wal.filled
-            wal_result = self.rehearsal.run_wal(job, self.slots[self.done : job.slots.stop])
+            wal_result = self.compactor.run_wal(job, self.slots[self.done : job.slots.stop])
             self.done = job.slots.stop
             self.written_bytes += sum(info.size_bytes for info in wal_result.outputs)
             self.version = self.policy.apply(state, wal_result).version
         else:
             judge(state.version, job, self.settings)
-            result = self.rehearsal.run_merge(job, state.version)
+            result = self.compactor.run_merge(job, state.version)
             if not job.is_move:
                 self.written_bytes += sum(info.size_bytes for info in result.outputs)
             self.version = self.policy.apply(state, result).version

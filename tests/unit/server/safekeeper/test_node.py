@@ -319,7 +319,7 @@ async def test_what_may_be_named_goes_when_that_is_ruled_out(tmp_path: Path) -> 
         decode_manifest(name, (await store.get(name)).data) for name in map(manifest_name, (0, 1))
     ]
     assert after == replace(before, manifest_id=1, write_id=after.write_id, wal_generation=1)
-    with pytest.raises(InvalidRequest, match="given up the room"):
+    with pytest.raises(InvalidRequest, match="dropped the new logs"):
         check_generation(after, before.wal_generation)
 
 

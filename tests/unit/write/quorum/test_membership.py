@@ -175,7 +175,7 @@ async def test_a_switch_admits_members_of_an_outdated_generation_again(is_always
         database.cas(), LateLinks(database.nodes), ["n1:1", "n2:1", "n3:1"]
     )
     if is_always:
-        with pytest.raises(InvalidRequest, match="given up the room"):
+        with pytest.raises(InvalidRequest, match="dropped the new logs"):
             await switching
         assert (await database.manifest()).wal_mode is WalMode.OBJECT_STORE
         return
