@@ -266,7 +266,7 @@ def missing_slots(
     filled: frozenset[int],
     *,
     first: int,
-    width: int,
+    width: int | None,
     last_filled: int | None,
     left_out: Iterable[range] = (),
 ) -> list[range]:
@@ -274,10 +274,12 @@ def missing_slots(
 
     `last_filled` is a slot that was certainly filled, such as c or the last one seen. A slot that
     is `width` or more below a filled one was filled as well, since no writer has more than that
-    many in flight. Slots in `left_out` were never filled.
+    many in flight; None: a filled slot proves nothing of those below (`Manifest.upload_window`).
+    Slots in `left_out` were never filled.
     """
     known = -1 if last_filled is None else last_filled
-    end = max(known, max(filled, default=-1) - width) + 1
+    proven = -1 if width is None else max(filled, default=-1) - width
+    end = max(known, proven) + 1
     taken = [range(wal_id, wal_id + 1) for wal_id in filled]
     missing: list[range] = []
     for each in sorted([*taken, *left_out], key=attrgetter("start", "stop")):

@@ -59,15 +59,16 @@ class WalListing:
             slot += 1
         return slot
 
-    def misses_an_object(self, *, width: int, last_seen: int | None) -> bool:
+    def misses_an_object(self, *, width: int | None, last_seen: int | None) -> bool:
         """Whether an object was lost: the first gap cannot be a slot that was never filled.
 
         The gap was filled once if it was seen, or if there is an object behind it that no writer
-        with `width` objects in flight could have written before it.
+        with `width` objects in flight could have written before it. None: any could.
         """
         gap = self.first_gap
-        was_seen = last_seen is not None and gap <= last_seen
-        return was_seen or max(self.filled, default=-1) >= gap + width
+        if last_seen is not None and gap <= last_seen:
+            return True
+        return width is not None and max(self.filled, default=-1) >= gap + width
 
 
 class SlotVerdict(enum.Enum):

@@ -141,6 +141,15 @@ class Manifest:
         return self.wal_mode is WalMode.OBJECT_STORE
 
     @property
+    def upload_window(self) -> int | None:
+        """How many slots may be empty before a filled one; None: the manifest does not know.
+
+        Writers have at most `fence_width` objects in flight. A safekeeper that archives several
+        objects at once may die, and then a slot stays empty until another one goes on.
+        """
+        return self.fence_width if self.is_log_in_store else None
+
+    @property
     def first_uncompacted_wal_id(self) -> int:
         """The slot at which replay begins: the one after c, or 0 if nothing is compacted."""
         return 0 if self.wal_id_last_compacted is None else self.wal_id_last_compacted + 1

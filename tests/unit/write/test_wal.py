@@ -185,6 +185,8 @@ def test_lost_objects_are_noticed() -> None:
     assert not WalListing(0, frozenset({0, 2})).misses_an_object(width=2, last_seen=0)
     assert WalListing(0, frozenset({0, 2})).misses_an_object(width=2, last_seen=1)
     assert WalListing(0, frozenset({0, 3})).misses_an_object(width=2, last_seen=0)
+    assert not WalListing(0, frozenset({0, 9})).misses_an_object(width=None, last_seen=0)
+    assert WalListing(0, frozenset({0, 9})).misses_an_object(width=None, last_seen=1)
     assert WalListing(3, frozenset()).misses_an_object(width=1, last_seen=3)
     assert not WalListing(3, frozenset()).misses_an_object(width=1, last_seen=2)
 

@@ -193,7 +193,7 @@ async def _missing(store: CasStore) -> WalObject | None:
             return None
         folder = await list_wal(store, manifest.first_uncompacted_wal_id)
         if not folder.misses_an_object(
-            width=manifest.fence_width, last_seen=manifest.wal_id_last_seen
+            width=manifest.upload_window, last_seen=manifest.wal_id_last_seen
         ):
             return None
         gaps.append(folder.first_gap)

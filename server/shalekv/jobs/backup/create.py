@@ -182,11 +182,9 @@ class LogCopier:
         if max(sizes, default=-1) <= folder.first_gap:
             return False
         current = await StoredManifest(self._source).refresh()
-        if not current.is_log_in_store:
-            return False  # a safekeeper archives several objects at once, and may die meanwhile
         if any(folder.first_gap in left_out for left_out in current.wal_ids_left_out):
             return False  # the log goes on after these ids
-        return folder.misses_an_object(width=current.fence_width, last_seen=None)
+        return folder.misses_an_object(width=current.upload_window, last_seen=None)
 
     async def _list(self, slots: range) -> dict[int, int]:
         start_after = wal_name(slots.start - 1) if slots.start else ""

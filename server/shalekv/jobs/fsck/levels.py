@@ -237,7 +237,7 @@ def _missing(manifest: Manifest, first: int, filled: frozenset[int]) -> list[ran
     return missing_slots(
         filled,
         first=first,
-        width=manifest.fence_width,
+        width=manifest.upload_window,
         last_filled=last_filled,
         left_out=manifest.wal_ids_left_out,
     )

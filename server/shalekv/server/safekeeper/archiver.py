@@ -282,13 +282,16 @@ class Archiver:
     # Adding.
 
     async def _add(self, waiting: list[LogObject]) -> None:
-        """Upload some of these objects, and move `_tip` up to the first gap."""
+        """Upload some of these objects, and move `_tip` up to the first gap.
+
+        An upload begins when all objects `archive_parallel_uploads` or more before it are archived.
+        So no more than that are behind a gap, or behind an object that contradicts the log.
+        """
         parallel = self._settings.archive_parallel_uploads
         batch = waiting[: parallel * _BATCH_PER_UPLOAD]
-        missing = [each for each in batch if each.wal_id not in self._known]
         if not batch:
             return
-        slots = asyncio.Semaphore(parallel)
+        adding: dict[int, asyncio.Task[None]] = {}  # by object
         failures: list[ShaleError] = []
 
         async def add(each: LogObject) -> None:
@@ -297,15 +300,16 @@ class Archiver:
                 self._known.add(each.wal_id)
             except ShaleError as error:  # raised below, because the group would wrap it
                 failures.append(error)
-            finally:
-                slots.release()
 
         async with asyncio.TaskGroup() as uploads:
-            for each in missing:
-                await slots.acquire()
+            for number, each in enumerate(batch):
+                before = adding.get(batch[number - parallel].wal_id) if number >= parallel else None
+                if before is not None:
+                    await before
                 if failures:
                     break
-                uploads.create_task(add(each))
+                if each.wal_id not in self._known:
+                    adding[each.wal_id] = uploads.create_task(add(each))
         await self._advance(batch)
         if failures:
             raise max(failures, key=_weight)

@@ -15,7 +15,8 @@ from shalekv.format.sst_writer import encode_sst
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.audit import Finding, FindingKind
 from shalekv.protocol.audit import FindingKind as Kind
-from shalekv.protocol.manifest import CasMode, Lease, PendingLoad, Snapshot
+from shalekv.protocol.manifest import CasMode, Lease, PendingLoad, Snapshot, WalMode
+from shalekv.protocol.membership import Member
 from shalekv.protocol.sst_table import SstTable
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
@@ -275,6 +276,28 @@ async def test_torn_lists_are_no_gaps() -> None:
     assert await listed_torn(wal_name(4), wal_name(6)) == []
     found = await listed_torn(wal_name(4), wal_name(4))
     assert found == [(wal_name(4), FindingKind.MISSING)]
+
+
+@pytest.mark.parametrize(
+    ("last_seen", "expected"), [(6, []), (8, [(wal_name(8), FindingKind.MISSING)])]
+)
+async def test_a_safekeeper_may_leave_a_slot_empty(
+    last_seen: int, expected: list[tuple[str, FindingKind]]
+) -> None:
+    """In the archive of safekeepers a slot before a filled one is missing only if it was seen.
+
+    A safekeeper that archives several objects at once may die before one of them is there.
+    """
+    planted = Planted()
+    members = [Member(bytes([number]) * 16, f"sk{number}:7660") for number in range(3)]
+    planted.edit(
+        wal_mode=WalMode.QUORUM,
+        wal_generation=1,
+        wal_members=tuple(map(str, members)),
+        wal_id_last_seen=last_seen,
+    )
+    planted.objects.remove(wal_name(8))
+    assert await listed(planted.store) == expected
 
 
 async def test_what_is_missing_before_and_after_is_reported() -> None:

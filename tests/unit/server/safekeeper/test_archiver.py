@@ -293,6 +293,30 @@ async def test_a_store_that_does_not_answer_is_reported(runtime: Runtime) -> Non
     assert archiver.alarm is None
 
 
+async def test_few_objects_are_archived_behind_a_gap(runtime: Runtime) -> None:
+    """While an upload has no answer, no object is begun that is a whole window behind it.
+
+    So an object that contradicts the log has less than a window behind it, which is what other
+    members and an opening compare.
+    """
+    store = HeldStore()
+    await put_manifest(store.free, manifest_of(0, A, B, C))
+    written, log = Written(), HeldLog(appointed=A)
+    log.append(written.write("0.1.2.3.4.5.6.7."), committed_lsn=8)
+    settings = EAGER.model_copy(update={"archive_parallel_uploads": 3})
+    async with running(archiver_of(log, store, runtime, settings)):
+        await store.arrived(3)
+        for number in (1, 2):
+            store.held[number].release()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await store.arrived(4)
+        store.held[0].release()
+        assert (await store.arrived(4)).name == names.wal_name(3)
+        store.release_all()
+        await log.reached(archived=7, trimmed_lsn=8)
+
+
 async def test_archived_never_passes_a_hole(store: MemoryStore, runtime: Runtime) -> None:
     """Uploads overtake each other, but an object counts as archived only if all before it are."""
     faulty, hole = FaultyStore(store), names.wal_name(1)
