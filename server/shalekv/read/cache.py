@@ -144,6 +144,7 @@ class Cache(Generic[K, V]):
         self._end(key, waiters)
 
     def _end(self, key: K, waiters: _Waiters[V]) -> None:
+        """Note that the key is not being loaded any more."""
         if self._loading.get(key) is waiters:
             del self._loading[key]
 
@@ -161,6 +162,7 @@ def _fail(waiters: _Waiters[V], error: Exception) -> None:
 
 
 def _is_loader(waiter: asyncio.Future[Sized[V] | None]) -> bool:
+    """Return whether the caller that waited has become the loader."""
     return (
         waiter.done()
         and not waiter.cancelled()

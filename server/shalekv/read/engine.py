@@ -12,8 +12,8 @@ from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.read.watermark import Watermark
 
-# Drops views of reads until the given function is false: until they keep few entries in memory
-# that were compacted.
+# Drops views of reads until the given function returns False: it says whether they keep too many
+# entries in memory that were compacted.
 ShedViews = Callable[[Callable[[], bool]], Awaitable[None]]
 
 

@@ -287,20 +287,20 @@ async def _read(ssts: LevelSsts, searches: Sequence[_BlockSearch]) -> None:
         else:
             search.run(held)
         await _yield_sometimes(count)
-    groups = _adjacent(missing, ssts.read_ahead_bytes_max)
+    groups = _group_adjacent(missing, ssts.read_ahead_bytes_max)
 
     async def work() -> None:
         while groups:
             group = groups.pop()
             handles = [search.handle for search in group]
-            blocks = await ssts.neighbours(group[0].sst_id, group[0].number, handles)
+            blocks = await ssts.adjacent_blocks(group[0].sst_id, group[0].number, handles)
             for search, block in zip(group, blocks, strict=True):
                 search.run(block)
 
     await in_parallel(work, min(len(groups), FETCHED_AT_ONCE))
 
 
-def _adjacent(searches: Sequence[_BlockSearch], bytes_max: int) -> list[list[_BlockSearch]]:
+def _group_adjacent(searches: Sequence[_BlockSearch], bytes_max: int) -> list[list[_BlockSearch]]:
     """Group blocks that are adjacent in an object, each group up to `bytes_max`."""
     groups: list[list[_BlockSearch]] = []
     after, group_bytes = (b"", 0), 0

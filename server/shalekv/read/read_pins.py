@@ -35,7 +35,7 @@ RENEWED_PARTS = 3  # a snapshot is renewed when a third of its life is over
 UNSURE_MS, UNSURE_PARTS = 1_000, 100
 
 
-class PinManifest(Protocol):
+class EditedManifest(Protocol):
     """The part of `StoredManifest` that is used here."""
 
     @property
@@ -54,7 +54,7 @@ class ReadPins:
     def __init__(
         self,
         store: CasStore,
-        manifest: PinManifest,
+        manifest: EditedManifest,
         snapshot_id: bytes,
         *,
         ttl_s: int | None,

@@ -34,7 +34,7 @@ class Replayed:
     objects: int = 0
     records: list[Entry] = field(default_factory=list)  # of idempotency keys, oldest first
     loads: list[CommittedLoad] = field(default_factory=list)  # oldest first
-    time_reset_wal_id: int | None = None  # of the manifest
+    time_reset_wal_id: int | None = None  # of the manifest: see `Footer.proven_time_ms`
     # Called for each load when the memtable holds everything older, and nothing newer.
     land_load: Callable[[CommittedLoad], None] = lambda _: None
 

@@ -44,7 +44,7 @@ KEPT_STATES_MAX = 32  # each also holds the list of its SSTs
 PARALLEL_READS = 8  # of WAL objects, for each replay
 
 
-class Manifests(Protocol):
+class PolledManifest(Protocol):
     """The part of `StoredManifest` that this module uses."""
 
     @property
@@ -60,7 +60,7 @@ class Manifests(Protocol):
 class LiveSnapshots:
     """Finds snapshots that exist and have not expired, by polls that all calls share."""
 
-    def __init__(self, store: CasStore, manifest: Manifests) -> None:
+    def __init__(self, store: CasStore, manifest: PolledManifest) -> None:
         """Begin without a poll; `manifest` is that of the database in `store`."""
         self._store = store
         self._clock = store.runtime.clock
@@ -91,7 +91,7 @@ class LiveSnapshots:
                     raise
                 log.warning("snapshots are read as they were last seen", error=str(error))
         # Otherwise it may have been created or renewed since the last poll.
-        return self._living(snapshot_id) or await self.find_now(snapshot_id)
+        return self._unexpired(snapshot_id) or await self.find_now(snapshot_id)
 
     async def find_now(self, snapshot_id: bytes) -> Snapshot | None:
         """Return the snapshot as it is in the manifest now; None: it is gone.
@@ -100,7 +100,7 @@ class LiveSnapshots:
         """
         self._measured_ms = None  # so that a jump of our clock does not expire it
         await self.refresh()
-        return self._living(snapshot_id)
+        return self._unexpired(snapshot_id)
 
     async def refresh(self) -> Manifest:
         """Return the manifest of a poll that is sent after this call."""
@@ -111,7 +111,8 @@ class LiveSnapshots:
         """Let the next call of `find` poll, since snapshots were changed here."""
         self._polled_ms = None
 
-    def _living(self, snapshot_id: bytes) -> Snapshot | None:
+    def _unexpired(self, snapshot_id: bytes) -> Snapshot | None:
+        """Return the snapshot as it was seen last; None: gone, expired, or the pin of a clone."""
         found = find_snapshot(self.manifest, snapshot_id)
         now_ms = self._clock.monotonic_ms() + self._ahead_ms
         if found is None or found.ssts_only or is_expired(found, now_ms / 1_000):
@@ -137,7 +138,7 @@ class SnapshotViews:
     """The states of the snapshots that are read in this process."""
 
     def __init__(
-        self, store: CasStore, manifest: Manifests, ssts: LevelSsts, limits: LimitSettings
+        self, store: CasStore, manifest: PolledManifest, ssts: LevelSsts, limits: LimitSettings
     ) -> None:
         """Begin without states; `manifest` is that of the database in `store`."""
         self.store = store
@@ -189,6 +190,7 @@ class SnapshotViews:
         return error if found else self._gone(snapshot_id)
 
     def _gone(self, snapshot_id: bytes) -> SnapshotNotFound:
+        """Drop the cached state of the snapshot, and return the error for it."""
         self._kept.drop(snapshot_id)
         return not_found(snapshot_id, self.live.manifest)
 

@@ -152,6 +152,7 @@ class PieceReader:
         count: FetchCounts,
         parse: Parse[T],
     ) -> T:
+        """Parse all pieces, and write those to the disk cache that had to be fetched."""
         ranges = [ByteRange(part.offset, part.length) for part in parts]
         pieces = await self._complete(parts[0].sst_id, ranges, kept, count)
         parsed = await parse(pieces)
@@ -352,7 +353,7 @@ class LevelSsts:
             lambda: self._load_block(opened.info.id, opened.index[number]),
         )
 
-    async def neighbours(
+    async def adjacent_blocks(
         self, sst_id: bytes, first: int, handles: Sequence[BlockHandle]
     ) -> list[Block]:
         """Read adjacent blocks from number `first` on, with one request, and cache them.
@@ -396,7 +397,7 @@ class LevelSsts:
         first, last = missing[0], missing[-1]
         if keep:
             handles = [index[number] for number in range(first, last + 1)]
-            blocks = await self.neighbours(id_, first, handles)
+            blocks = await self.adjacent_blocks(id_, first, handles)
             fetched.held.update(enumerate(blocks, first))
             return fetched
         data = await self._fetch_blocks(id_, index[first], index[last], last + 1 - first)
@@ -480,6 +481,7 @@ class LevelSsts:
         return await self._pieces.read(owner_id, sst_id, ranges, count, parse)
 
     async def _fetch(self, sst_id: bytes, at: ByteRange, count: FetchCounts) -> bytes:
+        """Fetch a range of an SST from the store, when the read budget allows it."""
         async with self._budget.reserve(at.length):
             count.requests += 1
             store = self.origins.locate(sst_id).store

@@ -137,7 +137,8 @@ class OpenView:
 
     view: ReadView
     now_ms: int  # logical time
-    fresh_ms: float = 0.0  # monotonic time: the view contains all that was acknowledged before it
+    # Monotonic time: the view contains all that was acknowledged before it.
+    complete_until_ms: float = 0.0
 
 
 class LoadPin:

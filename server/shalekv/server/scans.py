@@ -440,7 +440,7 @@ class Scans:
             opened = self.views.find(kept.view_id)
             self.views.keep(opened, kept.view_id)
             rest = token.rest(keys, reverse=request.reverse)
-            staleness_ms = math.ceil(self._clock.monotonic_ms() - opened.fresh_ms)
+            staleness_ms = math.ceil(self._clock.monotonic_ms() - opened.complete_until_ms)
         header = self._header(opened.view.seq, opened.view.wal_id)
         header.staleness_ms = staleness_ms
         ahead = self._ahead(opened)
@@ -538,11 +538,11 @@ class Scans:
     async def _open(self, level: LevelValue, staleness_ms: int) -> OpenView:
         """Open the newest view of the level; `staleness_ms` is that of the state at this moment."""
         engine = self._engine
-        fresh_ms = self._clock.monotonic_ms() - staleness_ms
+        complete_until_ms = self._clock.monotonic_ms() - staleness_ms
         if level == LINEARIZABLE:
             await engine.confirm()
         if level == UNCOMMITTED:
             view = await engine.newest_view()
         else:
             view = await engine.committed_view()
-        return OpenView(view, engine.time.now_ms(), fresh_ms)
+        return OpenView(view, engine.time.now_ms(), complete_until_ms)
