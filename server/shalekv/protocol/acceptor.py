@@ -1,8 +1,9 @@
 """The acceptor: the state machine of a safekeeper (server/docs/safekeepers.md).
 
-`step` does no I/O: it returns the next state and the effects to execute, in order. Each effect
-before a `Reply` must be durable before the reply is sent; a `Flush` marks where that matters. The
-rules of server/docs/safekeepers.md are cited by their numbers (CE1 to CE17).
+`step` does no I/O: it returns the next state and the effects that `server.safekeeper.member`
+executes, in order. Each effect before a `Reply` must be durable before the reply is sent; a `Flush`
+marks where that matters. The rules of server/docs/safekeepers.md are cited by their numbers (CE1 to
+CE17).
 
     Greet        -> Reply
     VoteRequest  -> Flush (CE9), Save the promise, Reply

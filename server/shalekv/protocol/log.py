@@ -1,9 +1,14 @@
 """The log of one writer as a state machine: the window of slots, and the durable watermark.
 
-`step(state, event) -> (state, effects)` is pure. Groups of commits take slots in order. A slot is
-in flight until the outcome of its upload is known. The window begins at the first slot in flight,
-and ends with the last slot that was taken; it is never wider than `max_parallel_writes`. What is
-before the window is durable without a gap: the durable watermark is its end.
+`step(state, event) -> (state, effects)` is pure. `write.group_commit` makes the events and carries
+out the effects. A group becomes durable in `write.wal.WriteAheadLog.create`: when its object is in
+its slot, or when a majority of safekeepers has its record. What follows from the outcome of that
+upload is decided here.
+
+Groups of commits take slots in order. A slot is in flight until the outcome of its upload is known.
+The window begins at the first slot in flight, and ends with the last slot that was taken; it is
+never wider than `max_parallel_writes`. What is before the window is durable without a gap: the
+durable watermark is its end.
 
 A group is acknowledged as soon as it has landed, even if a slot before it is still in flight (a
 *gap*). It is not lost then: the next opener puts fences into the gap, and replays what is behind

@@ -1,6 +1,7 @@
 """Opening a database for writing, as a state machine.
 
-`step(state, event) -> (state, effects)` is pure. Safety depends on the order of its effects:
+`step(state, event) -> (state, effects)` is pure; `write.opening` carries out its effects. Safety
+depends on their order:
 
 1. The epoch is claimed before the WAL is listed. In the manifest with the claim, `fence_width`
    covers the window of every older writer, and a snapshot keeps the WAL for the replay.
@@ -415,7 +416,7 @@ def _listed(state: Opening, event: WalListed) -> OpeningStep:
 
 
 def _missing_confirmed(state: Opening, event: ManifestRead) -> OpeningStep:
-    """List anew, unless a slot is empty that was filled before."""
+    """List the WAL again, unless a slot is empty that was filled before."""
     state = _with_manifest(state, event.manifest)
     gap = state.missing
     if state.missing_again == gap and gap >= state.known.first_uncompacted_wal_id:

@@ -1,11 +1,13 @@
 """Opening a database whose log is in safekeepers, as a state machine.
 
-`step(state, event) -> (state, effects)` is pure. Safety depends on the order of its effects
-(server/docs/safekeepers.md, "Opening"): the epoch is above all that a majority has promised, so
-that none of these promises refuses it; a majority votes before its logs are compared, so that no
-older writer commits more; the log of the previous WAL mode is closed before anything is committed,
-so that its replicas notice the switch; and the fence is committed before the replay, since it
-commits what is replayed.
+`step(state, event) -> (state, effects)` is pure; `write.quorum.opening` carries out its effects.
+Safety depends on their order (server/docs/safekeepers.md, "Opening"):
+
+1. The epoch is above all that a majority has promised, so that none of these promises refuses it.
+2. A majority votes before its logs are compared, so that no older writer commits more.
+3. The log of the previous WAL mode is closed before anything is committed, so that replicas that
+   follow it notice the switch.
+4. The fence is committed before the replay, since it commits what is replayed.
 
     phase       event                                next phase   effect
     START       ManifestRead                         GREET        GreetMembers

@@ -53,8 +53,8 @@ NO_BALLOT = Ballot(0, NO_NONCE)  # the promise of a member that has promised not
 class LogEnd:
     """The end of a log: its last record without the payload, or lsn 0 if the log has no record.
 
-    `wal_id` is None if the object before the first record is unknown: a new log may begin with any
-    object.
+    Also the identity of a record within its log, called a *mark* (`LogMark` on the wire). `wal_id`
+    is None if the object before the first record is unknown: a new log may begin with any object.
     """
 
     lsn: int = 0

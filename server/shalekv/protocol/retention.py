@@ -1,6 +1,6 @@
 """Retention: which objects a collector must keep, and for what reason (I8). Pure.
 
-The rules are F1 and F3 of server/docs/protocol.md. A collection has three steps:
+The rules are F1 and F3 of server/docs/protocol.md. A collection (`jobs.collect`) has three steps:
 
 1. List the objects.
 2. Publish the edit `expire`. It drops the snapshots and leases that have expired by the store's
@@ -420,10 +420,10 @@ def is_expiry_published(
     return manifest == expire(manifest, now_s, cutoff_ms, retained=retained)
 
 
-def is_edit_needed(current: Manifest, expired: Manifest, doomed: Iterable[Listed]) -> bool:
-    """Whether `expired` must be published before the objects `doomed` are deleted.
+def is_edit_needed(current: Manifest, expired: Manifest, deletable: Iterable[Listed]) -> bool:
+    """Whether `expired` must be published before the objects `deletable` are deleted.
 
-    `doomed` are the objects that may be deleted if `expired` is current. No edit is needed for
+    `deletable` are the objects that may be deleted if `expired` is current. No edit is needed for
     objects that are older than the published cutoff: no edit that has not seen it can succeed any
     more. Nor for manifests, which no edit makes active again: each edit leaves an inactive manifest
     behind, and a collector must not go on for ever with its own.
@@ -432,7 +432,7 @@ def is_edit_needed(current: Manifest, expired: Manifest, doomed: Iterable[Listed
         return True
     return any(
         listed.modified_ms >= current.gc_cutoff_ms
-        for listed in doomed
+        for listed in deletable
         if listed.folder is not Folder.MANIFEST and not listed.is_foreign
     )
 

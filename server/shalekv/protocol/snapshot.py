@@ -12,7 +12,7 @@ A snapshot names a manifest and keeps its objects readable until it expires by t
 
 So a snapshot that is found in the current manifest protects its objects, even if it has expired,
 but it may be removed at any time then. One that is gone cannot be renewed. A process protects the
-versions that it reads in this way (`read.version_set`, by `maintain_snapshots`); a user names a
+versions that it reads in this way (`read.read_pins`, by `maintain_snapshots`); a user names a
 state with it (`write.snapshots`), and cannot renew or share it once it has expired.
 """
 

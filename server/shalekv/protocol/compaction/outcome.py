@@ -1,4 +1,4 @@
-"""Setup and results of a simulation of compactions, and the bill of a store."""
+"""Values of `compaction.simulate`: the setup of a simulation, its results, and its cost."""
 
 from __future__ import annotations
 
