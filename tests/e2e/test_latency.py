@@ -105,7 +105,7 @@ def test_many_clients(seed: int) -> None:
             async def client(name: int) -> None:
                 for number in range(PUTS_EACH):
                     took_ms.append(await put_ms(sim, writer, b"%d/%d" % (name, number)))
-                    assert writer.engine.log.objects_in_flight <= 4
+                    assert writer.engine.log.groups_in_flight <= 4
 
             async with asyncio.TaskGroup() as clients:
                 for name in range(CLIENTS):

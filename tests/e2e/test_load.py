@@ -59,7 +59,7 @@ def check_bounds(served: Served, *, waiting_bytes: int = QUEUE_BYTES) -> None:
     engine = served.writer.engine
     assert engine.admission.queued_bytes <= QUEUE_BYTES
     assert engine.admission.waiting_bytes <= waiting_bytes
-    assert engine.log.objects_in_flight <= engine.log.policy.max_parallel_writes
+    assert engine.log.groups_in_flight <= engine.log.policy.max_parallel_writes
 
 
 def key(client: int, number: int) -> bytes:

@@ -122,7 +122,7 @@ async def _quieten(cluster: Cluster, name: str) -> None:
     end_ms = cluster.sim.now_ms + QUIET_MS * cluster.pace
     while cluster.sim.now_ms < end_ms:
         writer = cluster.writers.get(name)
-        if writer is None or not writer.engine.log.objects_in_flight:
+        if writer is None or not writer.engine.log.groups_in_flight:
             return
         await cluster.sim.sleep_ms(POLL_MS * cluster.pace)
 
@@ -319,7 +319,7 @@ def _is_peaceful(cluster: Cluster) -> bool:
     """One writer serves, no other runs that could take over from it, and all it sent has ended."""
     if len(cluster.writers) != 1 or list(cluster.running) != list(cluster.writers):
         return False
-    return not any(each.engine.log.objects_in_flight for each in cluster.writers.values())
+    return not any(each.engine.log.groups_in_flight for each in cluster.writers.values())
 
 
 async def reopen(cluster: Cluster, callers: Callers) -> None:

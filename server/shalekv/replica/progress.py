@@ -109,7 +109,7 @@ class Staleness:
         `written_ms` is a time of the store's clock, `asked_ms` one of the monotonic clock. Raises
         `StoreUnavailable`.
         """
-        at_ms = await self._store_time.lapsed_ms(written_ms)
+        at_ms = await self._store_time.earliest_monotonic_ms(written_ms)
         self.mark_fresh(min(asked_ms, at_ms))
 
 

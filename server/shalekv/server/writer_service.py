@@ -255,7 +255,7 @@ class WriterAdmin:
         return admin_pb2.WriterStatus(
             durable_prefix_seq=engine.watermark.seq,
             next_wal_id=engine.log.next_wal_id,
-            wal_objects_in_flight=engine.log.objects_in_flight,
+            wal_objects_in_flight=engine.log.groups_in_flight,
             max_parallel_writes=engine.log.policy.max_parallel_writes,
             queued_bytes=engine.admission.queued_bytes,
             queued_bytes_max=self._settings.queued_bytes_max,

@@ -46,7 +46,7 @@ from shalekv.write.commit import (
     changes_bytes,
 )
 from shalekv.write.engine import WriterEngine
-from shalekv.write.idempotency import Pending, Remembered
+from shalekv.write.idempotency import AppliedRequest, RequestInFlight
 from shalekv.write.pending_replies import PendingReplies, still_unknown
 
 WriteRequest: TypeAlias = (
@@ -356,19 +356,23 @@ class Writes:
             raise
         return self._reply_of(reply, commit, pending)
 
-    def _begin(self, reply: _PendingReply[ReplyT], key: bytes, request_hash: bytes) -> Pending:
+    def _begin(
+        self, reply: _PendingReply[ReplyT], key: bytes, request_hash: bytes
+    ) -> RequestInFlight:
         """Register an admitted write, so that copies of its request wait for this one."""
         idempotency, builder = self._engine.idempotency, reply.builder
         encode = partial(builder.encode, durability=reply.durability)
         claim = Claim(key, request_hash, idempotency.expiry_ms(), builder.kind, encode)
         return idempotency.begin(claim, reply.settle)
 
-    def _abandon(self, pending: Pending | None) -> None:
+    def _abandon(self, pending: RequestInFlight | None) -> None:
         """Unregister a write that could not be submitted."""
         if pending is not None:
             self._engine.idempotency.abandon(pending.claim)
 
-    async def _submit_load(self, write: _Write[ReplyT], pending: Pending | None) -> Answer[ReplyT]:
+    async def _submit_load(
+        self, write: _Write[ReplyT], pending: RequestInFlight | None
+    ) -> Answer[ReplyT]:
         """Write the files of an admitted batch, and then submit the record that commits them."""
         assert not isinstance(write.work, Transaction)
         reply, claim = write.reply, None if pending is None else pending.claim
@@ -388,9 +392,11 @@ class Writes:
         self._pending_replies.begin(reply.future, within_ms=self._left_ms(reply))
         return self._when_durable(reply, reply.future)
 
-    def _repeat(self, reply: _PendingReply[ReplyT], known: Pending | Remembered) -> Answer[ReplyT]:
+    def _repeat(
+        self, reply: _PendingReply[ReplyT], known: RequestInFlight | AppliedRequest
+    ) -> Answer[ReplyT]:
         """Answer a request whose idempotency key is known, as the first one was answered."""
-        if isinstance(known, Remembered):
+        if isinstance(known, AppliedRequest):
             message = reply.builder.message.FromString(known.record.reply)
             message.header.CopyFrom(self._header(known.seq, known.record.wal_id))
             is_ready = reply.durability != ARCHIVED
@@ -403,7 +409,7 @@ class Writes:
         return self._reply_of(reply, known.commit)
 
     def _reply_of(
-        self, reply: _PendingReply[ReplyT], commit: Commit, pending: Pending | None = None
+        self, reply: _PendingReply[ReplyT], commit: Commit, pending: RequestInFlight | None = None
     ) -> Answer[ReplyT]:
         """Answer a write that was submitted as `commit`, and is registered as `pending`."""
         if pending is not None:

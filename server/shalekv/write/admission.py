@@ -33,7 +33,7 @@ HELD_PARTS = 4  # scans may keep a quarter of that memory after compaction, then
 
 
 @dataclass(slots=True, eq=False)
-class _Writer:
+class _WaitingWrite:
     """A write that waits for admission."""
 
     size_bytes: int
@@ -54,7 +54,8 @@ class Admission:
         memtable_bytes: Callable[[], int],
         explain: Callable[[], str] = lambda: "",
     ) -> None:
-        """Bounds: `queued_bytes_max`, `admission_waiting_bytes_max` and `memtable_bytes_max`.
+        """Apply the settings `queued_bytes_max`, `admission_waiting_bytes_max`,
+        `memtable_bytes_max` and `admission_timeout_ms`.
 
         `memtable_bytes` returns the current size of the memtable. That size also falls when runs
         are merged, which must be noticed without a write. `explain` says why the queue does not
@@ -63,7 +64,7 @@ class Admission:
         self._explain = explain
         self._settings = settings
         self._memtable_bytes = memtable_bytes
-        self._waiting: dict[_Writer, None] = {}  # waiting writes, in order of arrival
+        self._waiting: dict[_WaitingWrite, None] = {}  # waiting writes, in order of arrival
         self._refusal: ShaleError | None = None
         self.closed = asyncio.Event()  # set when no more writes are admitted
         self.queued_bytes = 0
@@ -72,8 +73,9 @@ class Admission:
     def try_admit(self, size_bytes: int, *, is_kept: bool = True) -> bool:
         """Admit a write if it fits and none waits. Returns False when it has to `wait`.
 
-        `is_kept` says that the write takes memtable space. Raises `MemtableFull` if it can never
-        fit, and the error that `close` was given.
+        `is_kept` says that the write takes memtable space, as all do but batches that are
+        written to SSTs. Raises `MemtableFull` if it can never fit, and the error that `close` was
+        given.
         """
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)  # else the traceback would grow
@@ -103,21 +105,21 @@ class Admission:
             raise self._full(kept_bytes, f"{self.waiting_bytes} bytes wait already")
         wait_ms = settings.admission_timeout_ms if within_ms is None else within_ms
         wait_ms = min(wait_ms, settings.admission_timeout_ms)
-        writer = _Writer(size_bytes, kept_bytes, new_waiter())
-        self._waiting[writer] = None
+        write = _WaitingWrite(size_bytes, kept_bytes, new_waiter())
+        self._waiting[write] = None
         self.waiting_bytes += size_bytes
         try:
             # The TimeoutError refers to this task, so it must not become the context of our error.
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_ms / 1000):
-                    await writer.admitted
+                    await write.admitted
                 return
-            self._give_up(writer)
+            self._give_up(write)
         except asyncio.CancelledError:
-            self._give_up(writer)
+            self._give_up(write)
             raise
         finally:
-            del writer  # its error would keep this frame alive
+            del write  # its error would keep this frame alive
         raise self._full(kept_bytes, f"no room within {wait_ms:.0f} ms")
 
     def take_more(self, size_bytes: int) -> None:
@@ -132,22 +134,22 @@ class Admission:
     def admit_waiting(self) -> None:
         """Admit waiting writes that fit now, in order: the memtable may have become smaller."""
         while self._waiting:
-            writer = next(iter(self._waiting))
-            if not self._fits(writer.size_bytes, writer.kept_bytes):
+            write = next(iter(self._waiting))
+            if not self._fits(write.size_bytes, write.kept_bytes):
                 return
-            self._remove(writer)
-            if writer.admitted.done():
+            self._remove(write)
+            if write.admitted.done():
                 continue  # it has just been cancelled, and its own task removes it
-            self.queued_bytes += writer.size_bytes
-            complete(writer.admitted)
+            self.queued_bytes += write.size_bytes
+            complete(write.admitted)
 
     def close(self, error: ShaleError) -> None:
         """Refuse all writes from now on with `error`, those that wait included."""
         self._refusal = error
         self.closed.set()
-        for writer in list(self._waiting):
-            self._remove(writer)
-            complete(writer.admitted, error)
+        for write in list(self._waiting):
+            self._remove(write)
+            complete(write.admitted, error)
 
     def _fits(self, size_bytes: int, kept_bytes: int) -> bool:
         # A write larger than the whole queue is admitted alone, else it never would be.
@@ -158,18 +160,18 @@ class Admission:
         held_bytes = self._memtable_bytes() + self.queued_bytes
         return kept_bytes > 0 and held_bytes + kept_bytes > self._settings.memtable_bytes_max
 
-    def _remove(self, writer: _Writer) -> None:
-        del self._waiting[writer]
-        self.waiting_bytes -= writer.size_bytes
+    def _remove(self, write: _WaitingWrite) -> None:
+        del self._waiting[write]
+        self.waiting_bytes -= write.size_bytes
 
-    def _give_up(self, writer: _Writer) -> None:
+    def _give_up(self, write: _WaitingWrite) -> None:
         """Remove a write that gives up; the next gets its place, or the space just granted."""
-        admitted = writer.admitted
-        if writer in self._waiting:
-            self._remove(writer)
+        admitted = write.admitted
+        if write in self._waiting:
+            self._remove(write)
             self.admit_waiting()
         elif not admitted.cancelled() and admitted.exception() is None:
-            self.release(writer.size_bytes)
+            self.release(write.size_bytes)
 
     def _full(self, kept_bytes: int, detail: str) -> Overloaded:
         settings = self._settings
@@ -232,7 +234,7 @@ class CompactionBacklog:
 
     @property
     def held_bytes_max(self) -> int:
-        """Maximum memory of entries that are compacted, but kept for scans that began before."""
+        """Limit of the memory of entries that are compacted, but kept for scans begun before."""
         return self.settings.memtable_bytes_max // HELD_PARTS
 
     @property
@@ -252,7 +254,10 @@ class CompactionBacklog:
         return poll_ms
 
     async def wait_for_loads(self) -> None:
-        """Wait until one more load may be committed. Raises `MemtableFull` after a while."""
+        """Wait until one more load may be committed.
+
+        Raises `MemtableFull` after `admission_timeout_ms`.
+        """
         settings = self.settings
         waited_ms = 0
         while (load_count := self._load_count()) >= UNCOMPACTED_LOADS_MAX:

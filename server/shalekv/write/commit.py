@@ -63,7 +63,7 @@ def outcome_unknown(who: str) -> OutcomeUnknown:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An idempotency key that a commit answers, and what records the reply (I15)."""
+    """The idempotency key of a request, with what its record will contain (I15)."""
 
     key: bytes
     request_hash: bytes
@@ -138,8 +138,8 @@ class Commit:
     ) -> Commit:
         """Build a commit of the changes that `transaction` decides on, of at most `size_bytes`.
 
-        `read_set` holds what the levels say of its needs. REQUIRES: `decide` is called before
-        anything else.
+        `read_set` answers its needs from the levels. REQUIRES: `decide` is called before anything
+        else.
         """
         commit = cls((), seq, settle, claim=claim)
         commit.read_set = read_set
@@ -220,9 +220,9 @@ class Commit:
     def end(self, outcome: Receipt | ShaleError) -> None:
         """Settle the commit with its outcome.
 
-        It is never decided again, so its read set is released at once: waiting for the release of a
-        version (see `Base`) must not depend on when garbage is collected. The callback is released
-        as well, since it refers to the commit (see `Pending`).
+        It is never decided again, so its read set is released at once: memory keeps entries as long
+        as its version token is held, which must not depend on when garbage is collected. The
+        callback is released as well, since it refers to the commit (see `RequestInFlight`).
         """
         self.read_set = EMPTY_READ_SET
         settle, self.settle = self.settle, _ignore

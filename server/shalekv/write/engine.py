@@ -93,8 +93,7 @@ class Ownership:
             self.end(ended)
 
     def end(self, error: ShaleError) -> None:
-        """Fail waiting and later calls with `error`, unless they were failed with another one
-        before.
+        """Fail waiting and later calls of `confirm` with `error`. The first call of `end` counts.
 
         REQUIRES: `run` has returned, or never began.
         """
@@ -146,7 +145,7 @@ async def run_until_archived(commits: GroupCommit, archive: Callable[[], Awaitab
 async def limit_shutdown(
     admission: Admission, end: asyncio.Task[None], clock: Clock, *, grace_ms: float
 ) -> None:
-    """Cancel `end` if it is not done `grace_ms` after the log was closed or stopped."""
+    """Cancel `end` if it is not done `grace_ms` after the log, and so `admission`, was closed."""
     await admission.closed.wait()
     await clock.sleep_ms(grace_ms)
     end.cancel()
@@ -255,7 +254,7 @@ class WriterEngine:
             state=self.newest_state,
             now_ms=self.time.now_ms,
             compare_count_max=compare_count_max,
-            reason_of=self._reason_of,
+            explain_missing=self._explain_missing,
         )
 
     def _loads(self, opened: RecoveredLog, levels: LevelSettings) -> Loads:
@@ -297,7 +296,7 @@ class WriterEngine:
 
     @property
     def wal(self) -> WriteAheadLog:
-        """The log, below group commit."""
+        """The storage of the log, below group commit."""
         return self.log.wal
 
     @property
@@ -357,7 +356,7 @@ class WriterEngine:
 
     @property
     def held_bytes_max(self) -> int:
-        """Maximum memory of entries that are compacted, but kept for scans that began before."""
+        """Limit of the memory of entries that are compacted, but kept for scans begun before."""
         return self.backlog.held_bytes_max
 
     @property
@@ -419,7 +418,7 @@ class WriterEngine:
         Either this process was stopped until its snapshot had expired: then new reads use a new
         version, unless another writer has taken over. Or a protected object was deleted.
         """
-        reason = await self._reason_of(missing, pinned)
+        reason = await self._explain_missing(missing, pinned)
         if isinstance(reason, SnapshotNotFound):
             try:
                 await self.levels.follow_manifest()
@@ -427,7 +426,7 @@ class WriterEngine:
                 return error
         return reason
 
-    async def _reason_of(self, missing: ObjectNotFound, pinned: PinnedVersion) -> ShaleError:
+    async def _explain_missing(self, missing: ObjectNotFound, pinned: PinnedVersion) -> ShaleError:
         return await explain_missing(missing, pinned, self.ownership, self.levels)
 
     def newest_state(self, pending_writes: PendingWrites, read_set: ReadSet) -> NewestState:
@@ -451,8 +450,8 @@ class WriterEngine:
         """Run until all is in the object store after `close`, or raise the error that stopped the
         log.
 
-        After the log has ended, uploads in flight get `stop_grace_ms` to learn their outcome. Then
-        their writes end with an unknown outcome, and `run` raises that.
+        Once the log accepts no more, uploads in flight get `stop_grace_ms` to learn their outcome.
+        Then their writes end with an unknown outcome, and `run` raises `Stopping` after a `close`.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -513,7 +512,7 @@ class WriterEngine:
             )
             self.feed.applied(obj, before)
         if group.load is not None:  # it is alone in flight, so memory holds everything older
-            self.log.pending_writes.forget_durable()
+            self.log.pending_writes.drop_durable_range_deletes()
             self.levels.land_load(group.load, self.loads.land(group.load))
 
     async def _follow_manifest(self) -> None:
@@ -535,7 +534,7 @@ class WriterEngine:
 
     async def _drop_through(self, seq: int) -> None:
         """Drop from memory what the levels hold up to sequence number `seq`."""
-        self.log.pending_writes.forget_durable()  # its range deletes outlive the puts
+        self.log.pending_writes.drop_durable_range_deletes()  # its range deletes outlive the puts
         await self.memtable.drop_through(seq, self._clock)
         self.levels.release_dropped()
         await self.idempotency.drop_through(seq, self._clock)

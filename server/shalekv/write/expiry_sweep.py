@@ -68,11 +68,12 @@ class Expiring(NamedTuple):
 
 
 class ExpiringValues:
-    """The newest versions of keys whose values expire; when memory is full, the last are dropped.
+    """The values in memory that expire, each the newest version of its key.
 
-    It has every version that expires and is newer than commit `through_seq`, unless a newer version
-    has replaced it. A key whose version is not newer than commit `doubtful_seq` may have been
-    deleted since, by a range delete or a load.
+    Every expiring value that is newer than commit `through_seq` is here, unless a newer version has
+    replaced it. A value here that is not newer than commit `uncertain_seq` may have been deleted by
+    a range delete, or replaced by a load. When memory is full, the values that expire last are
+    dropped, and `through_seq` rises above them.
     """
 
     def __init__(self, *, bytes_max: int, through_seq: int) -> None:
@@ -83,7 +84,7 @@ class ExpiringValues:
         self._heap: list[int] = []  # the numbers of buckets, some of which are empty by now
         self.size_bytes = 0
         self.through_seq = through_seq
-        self.doubtful_seq = 0
+        self.uncertain_seq = 0
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -91,25 +92,26 @@ class ExpiringValues:
     def __contains__(self, key: bytes) -> bool:
         return key in self._by_key
 
-    def note(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[Entry]) -> None:
         """Add durable versions; of two versions of a key the newer one is kept.
 
-        REQUIRES: no newer version of the key of an expiring value was noted while the key was
-        unknown here.
+        A version that does not expire only removes an older value of its key, and leaves no trace.
+        REQUIRES: an expiring version is not added after a newer one of its key, unless the newer
+        one is here.
         """
         known = self._by_key
         for entry in entries:
             if entry.expire_at_ms or entry.key in known:
                 self._replace(entry)
 
-    def miss(self, seq: int) -> None:
-        """Record that commits up to `seq` may have written values unknown here, such as a load."""
+    def mark_untracked(self, seq: int) -> None:
+        """Record that commits up to `seq`, such as a load, may have written values unknown here."""
         self.through_seq = max(self.through_seq, seq)
-        self.doubt(seq)
+        self.mark_uncertain(seq)
 
-    def doubt(self, seq: int) -> None:
+    def mark_uncertain(self, seq: int) -> None:
         """Record that commits up to `seq` may have deleted keys that are still here."""
-        self.doubtful_seq = max(self.doubtful_seq, seq)
+        self.uncertain_seq = max(self.uncertain_seq, seq)
 
     def take_due(self, now_ms: int, count_max: int) -> list[Expiring]:
         """Take up to `count_max` expired values: they stay here, but are not due any more."""
@@ -379,11 +381,11 @@ class ExpirySweep:
         prefix = self._engine.log.watermark
         view = self._engine.memtable.view(prefix.seq, prefix.wal_id)
         for run in view.runs:  # the oldest first
-            self.values.note(run.entries)
+            self.values.add(run.entries)
         if view.range_tombstones:
-            self.values.doubt(view.seq)
+            self.values.mark_uncertain(view.seq)
         for load in loads:
-            self.values.miss(load.seq)
+            self.values.mark_untracked(load.seq)
 
     def land(self, group: Group) -> None:
         """Track the values of a group that is durable, and in the memtable."""
@@ -391,15 +393,15 @@ class ExpirySweep:
             return
         run, values, newest = group.run, self.values, self._engine.memtable.get
         # A group that landed ahead may have replaced a value that was not tracked yet.
-        values.note(
+        values.add(
             entry
             for entry in run.entries
             if entry.key in values or (entry.expire_at_ms and newest(entry.key) is entry)
         )
         if run.range_tombstones:
-            values.doubt(run.max_seq)
+            values.mark_uncertain(run.max_seq)
         if group.load is not None:  # its values are in the levels, and hide older ones
-            values.miss(group.load.seq)
+            values.mark_untracked(group.load.seq)
 
     async def run(self) -> None:
         """Sweep and scan at their intervals, until cancelled or until the log has ended."""
@@ -458,7 +460,10 @@ class ExpirySweep:
         return True
 
     async def _expire(self, due: Sequence[Expiring]) -> bool:
-        """Submit one transaction, and wait until it is durable. False: it was not admitted."""
+        """Submit one transaction, and wait until it is durable. False: it was not admitted.
+
+        Raises the error that its commit ended with.
+        """
         while True:
             asked = {each.key for each in due if not self._is_sure(each)}
             needs = Needs([*asked])
@@ -481,7 +486,7 @@ class ExpirySweep:
         self._log.transact(
             Transaction(operations), _settle(settled), size_bytes=size_bytes, read_set=read_set
         )
-        del read_set  # the base that it refers to keeps memory alive
+        del read_set  # the version token that it refers to keeps memory alive
         outcome = await settled
         if isinstance(outcome, ShaleError):
             try:
@@ -497,7 +502,7 @@ class ExpirySweep:
 
         Any later write to the key would have replaced the tracked value.
         """
-        return each.seq > self.values.doubtful_seq
+        return each.seq > self.values.uncertain_seq
 
 
 def _version(each: Expiring) -> Entry:

@@ -1,9 +1,26 @@
-"""Group commit: from submitted changes to durable WAL objects (protocol, "Writes and reads").
+"""Group commit: from submitted commits to durable groups (protocol, "Writes and reads").
 
-The queue holds commits that have no slot yet. A flush gives the front of the queue the next slot
-and starts its upload. `protocol.log` decides when that may be, and what follows from the outcome of
-each upload; this module carries it out. Callers never cancel an upload, and each commit is settled
-exactly once.
+A commit passes through these steps; "the log" that accepts and settles commits is `GroupCommit`:
+
+    submit       it enters the queue, where it has no slot, and the pending writes
+    _take_group  the front of the queue becomes a group, which gets the next slot
+    _upload      `WriteAheadLog.create` makes the group durable: as an object of the store, or as a
+                 record on a majority of the safekeepers
+    Land         the group enters the memtable
+    Advance      once all slots before it have an outcome, the watermark passes its slot: scans and
+                 watches see it
+    Acknowledge  its commits are settled; this does not wait for slots before it
+
+`protocol.log` decides when a group may be taken, and what follows from each outcome; this module
+carries it out. Callers never cancel an upload, and each commit is settled exactly once. It fails
+
+    when submitted        with the error that stopped the log, or that of `check_available`
+    by its decision       with the refusal of its transaction, once all before it is durable
+    in the queue          with the error that stopped the log
+    by its slot           with `Fenced` or `IllegalState`, when another writer's object is there and
+                          stops the log; or with the error that stopped it before
+    by its upload         with `OutcomeUnknown`, when `create` raised or `run` was cancelled: only
+                          then may the commit be applied
 
 A transaction is decided when it is submitted, by the newest state in memory. Since it may depend on
 commits that are not durable yet, it is neither uploaded nor answered before they are. With a
@@ -106,8 +123,8 @@ class CommitQueue:
         self.size_bytes += commit.size_bytes
         self.next_seq += 1
 
-    def pop_decided(self) -> Commit | None:
-        """Remove and return the front of the queue if it writes nothing."""
+    def pop_read_only(self) -> Commit | None:
+        """Remove and return the front of the queue if it writes nothing; else None."""
         if not self._commits or self._commits[0].writes:
             return None
         commit = self._commits.popleft()
@@ -158,7 +175,7 @@ class CommitQueue:
 
 
 class Database(Protocol):
-    """The state of the database, to which the log applies its groups."""
+    """The state in memory to which the log applies its groups: a `WriterEngine`."""
 
     def newest_state(self, pending_writes: PendingWrites, read_set: ReadSet) -> DatabaseState:
         """The state after all pending writes, by which a transaction is decided."""
@@ -189,7 +206,7 @@ class LogStats:
 
 
 class GroupCommit:
-    """The log of one writer: queues commits, groups them and makes the groups durable."""
+    """The log of one writer: queues commits, groups them, and stores the groups in `wal`."""
 
     def __init__(
         self,
@@ -220,8 +237,8 @@ class GroupCommit:
         self.pending_replies = PendingReplies(self._explain)  # the calls that wait for commits
 
     @property
-    def objects_in_flight(self) -> int:
-        """The number of groups in flight, those with an unknown outcome included."""
+    def groups_in_flight(self) -> int:
+        """The number of groups whose upload has not ended yet."""
         return len(self._state.in_flight)
 
     @property
@@ -266,9 +283,9 @@ class GroupCommit:
         hold the contents of the load.
 
         REQUIRES: the commit has the number `next_seq` and a change (an object without changes is a
-        fence), or is decided. Its bytes were admitted; the log releases them. A load is pending in
-        the manifest, and all its files are durable. Raises the error that stopped the log, and as
-        `check_available`.
+        fence), or is a decided transaction. Its bytes were admitted; the log releases them. A load
+        is pending in the manifest, and all its files are durable. Raises the error that stopped the
+        log, and as `check_available`.
         """
         try:
             raise_if(self._state.refusal)
@@ -279,7 +296,7 @@ class GroupCommit:
         had_enough = self._has_enough
         self._queue.append(commit)
         self.pending_writes.add(commit)
-        self._settle_decided()
+        self._settle_read_only()
         if len(self._queue) == 1 or self._has_enough != had_enough:
             self._wake.set()
         return commit
@@ -295,9 +312,9 @@ class GroupCommit:
     ) -> Commit:
         """Order a transaction behind all commits so far, as `submit`.
 
-        `size_bytes`, and with `claim` the bytes of its record, were admitted. `read_set` holds what
-        the current version says of the transaction's needs. `settle` gets a receipt or the refusal
-        once everything that the decision depends on is durable.
+        `size_bytes`, and with `claim` the bytes of its record, were admitted. `read_set` answers
+        the needs of the transaction from the levels, and is current. `settle` gets a receipt or the
+        refusal once everything that the decision depends on is durable. Raises as `submit`.
         """
         commit = Commit.of(
             transaction,
@@ -311,9 +328,12 @@ class GroupCommit:
         self.admission.take_more(commit.account_reply())
         return self.submit(commit)
 
-    def _settle_decided(self) -> None:
-        """Settle the front of the queue while it writes nothing and all before it is durable."""
-        while not self._state.slots and (commit := self._queue.pop_decided()) is not None:
+    def _settle_read_only(self) -> None:
+        """Settle commits at the front of the queue that write nothing, unless groups are in flight.
+
+        All commits before them are durable then.
+        """
+        while not self._state.slots and (commit := self._queue.pop_read_only()) is not None:
             self.admission.release(commit.size_bytes)
             commit.succeed(seq=self.watermark.landed_seq, wal_id=self.watermark.wal_id)
 
@@ -403,7 +423,7 @@ class GroupCommit:
         return group
 
     async def _upload(self, group: Group) -> None:
-        """Make one group durable, or settle it otherwise. Fatal errors stop the log."""
+        """Upload one group, and apply the outcome to the log. An error of the upload stops it."""
         try:
             occupant = await self.wal.create(
                 group.wal_id, group.contents(), position=group.position
@@ -412,7 +432,7 @@ class GroupCommit:
             self._apply(UploadFailed(group.position, error))
         else:
             self._apply(SlotFilled(group.position, occupant))
-            self._settle_decided()
+            self._settle_read_only()
         self._wake.set()
 
     def _apply(self, event: LogEvent) -> None:
@@ -469,10 +489,11 @@ class GroupCommit:
         self.admission.release(group.size_bytes)
 
     def _requeue(self, group: Group) -> None:
-        """Move everything without a slot behind the fence of a slow opener, which took the slot.
+        """Queue a group again, whose slot an older writer has filled with its fence.
 
-        Slots after this one may be in flight or durable already with greater sequence numbers. Slot
-        order must be sequence order (I4), so whatever has no slot gets numbers above all of these.
+        Groups in later slots may be in flight or durable already, with greater sequence numbers.
+        Slot order must be sequence order (I4), so the whole queue is renumbered above these, and
+        its transactions are decided again.
         """
         log.warning("displaced by an older writer's fence", wal_id=group.wal_id)
         self._queue.put_back(group.commits)

@@ -27,22 +27,22 @@ _UUID_AGE_MS_MAX = 366 * 86_400_000
 
 
 @dataclass(slots=True)
-class Pending:
-    """A request in flight, and the callbacks of all calls that wait for it."""
+class RequestInFlight:
+    """A request that is not settled yet, and the callbacks of all calls that wait for it."""
 
     claim: Claim
     commit: Commit | None = None
     waiting: list[OnSettled] = field(default_factory=list)
 
     def settle(self, outcome: Receipt | ShaleError) -> None:
-        """Report the outcome to all of them."""
+        """Report the outcome to all calls that wait."""
         for settle in self.waiting:
             settle(outcome)
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """A request that was applied."""
+class AppliedRequest:
+    """A request that was applied, and its record."""
 
     seq: int
     record: IdempotencyRecord
@@ -56,7 +56,7 @@ class Idempotency:
         self._window_ms = window_ms
         self._now_ms = now_ms
         self._records: dict[bytes, Entry] = {}  # by the client's key, oldest first
-        self._pending: dict[bytes, Pending] = {}
+        self._in_flight: dict[bytes, RequestInFlight] = {}
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -69,13 +69,13 @@ class Idempotency:
 
     def find(
         self, key: bytes, request_hash: bytes, record: Entry | None = None
-    ) -> Remembered | Pending | None:
+    ) -> AppliedRequest | RequestInFlight | None:
         """Look up the request with this key; None: it is new.
 
         `record` is the record in the levels, used if memory has none. Raises `KeyReused` and
         `KeyExpired`.
         """
-        pending = self._pending.get(key)
+        pending = self._in_flight.get(key)
         if pending is not None:
             self._check_same(pending.claim.request_hash, request_hash)
             return pending
@@ -87,26 +87,27 @@ class Idempotency:
         self._check_same(found.request_hash, request_hash)
         if entry.expire_at_ms <= self._now_ms():
             raise self._expired()
-        return Remembered(entry.seq, found)
+        return AppliedRequest(entry.seq, found)
 
-    def begin(self, claim: Claim, settle: OnSettled) -> Pending:
-        """Register a request that is about to be submitted; its commit is settled by the result.
+    def begin(self, claim: Claim, settle: OnSettled) -> RequestInFlight:
+        """Register a request that is about to be submitted.
 
-        REQUIRES: `find` has returned None, and no other task ran since.
+        The caller passes `settle` of the result to the commit: it remembers the record of a success
+        and then calls `settle`. REQUIRES: `find` has returned None, and no other task ran since.
         """
 
         def remember(outcome: Receipt | ShaleError) -> None:
-            del self._pending[claim.key]
+            del self._in_flight[claim.key]
             if isinstance(outcome, Receipt) and outcome.record is not None:
                 self._remember(claim.key, outcome.record)
 
-        pending = Pending(claim, waiting=[remember, settle])
-        self._pending[claim.key] = pending
+        pending = RequestInFlight(claim, waiting=[remember, settle])
+        self._in_flight[claim.key] = pending
         return pending
 
     def abandon(self, claim: Claim) -> None:
         """Unregister a request that could not be submitted."""
-        del self._pending[claim.key]
+        del self._in_flight[claim.key]
 
     async def drop_through(self, seq: int, clock: Clock) -> None:
         """Drop records up to sequence number `seq`, which the levels hold."""

@@ -82,12 +82,12 @@ FILE_BYTES = 1_000  # accounted memory of a file until its load is committed, be
 
 
 async def check_files(store: CasStore, infos: Sequence[SstInfo], *, database_id: bytes) -> int:
-    """Check that the files of a load are what the load says; returns when the oldest was written.
+    """Check the files of a load against its list. Returns the time of the oldest file.
 
-    That time is by the store's clock, milliseconds. Reads footer and index of each file; the
-    checksum in the footer covers the rest. Raises `InvalidRequest` for a file that is missing, is
-    not as listed, or holds other entries than puts and tombstones without a sequence number; and
-    `StoreUnavailable`.
+    That is when it was written by the store's clock, in milliseconds. Reads footer and index of
+    each file; the checksum in the footer covers the rest. Raises `InvalidRequest` for a file that
+    is missing, is not as listed, or holds other entries than puts and tombstones without a sequence
+    number; and `StoreUnavailable`.
     """
     unchecked = [*enumerate(infos)]
     modified_ms: list[int] = []
@@ -125,7 +125,7 @@ async def _check(store: CasStore, at: int, info: SstInfo, database_id: bytes) ->
 
 @dataclass(frozen=True, slots=True)
 class FileOwner:
-    """Identifies the files that a writer makes: database, writer, id stem and logical time."""
+    """Properties that the files of one load share: database, writer, start of the ids, time."""
 
     database_id: bytes
     own: WriterId
@@ -135,7 +135,7 @@ class FileOwner:
 
 def encode_batch(
     changes: Sequence[Change],
-    author: FileOwner,
+    owner: FileOwner,
     settings: LevelSettings,
     random_bytes: Callable[[int], bytes],
 ) -> list[FinishedSst]:
@@ -149,7 +149,7 @@ def encode_batch(
     finished: list[FinishedSst] = []
     begin = 0
     while begin < len(ordered):
-        writer = _begin(author, settings, random_bytes)
+        writer = _begin(owner, settings, random_bytes)
         while begin < len(ordered) and writer.size_bytes < settings.sst_bytes:
             left_bytes = settings.sst_bytes - writer.size_bytes
             stop = max(bisect_right(ends, ends[begin] + left_bytes) - 1, begin + 1)
@@ -163,16 +163,16 @@ def encode_batch(
 
 
 def _begin(
-    author: FileOwner, settings: LevelSettings, random_bytes: Callable[[int], bytes]
+    owner: FileOwner, settings: LevelSettings, random_bytes: Callable[[int], bytes]
 ) -> SstWriter:
-    sst_id = leased_sst_id(author.stem_id, random_bytes(SST_RANDOM_BYTES))
+    sst_id = leased_sst_id(owner.stem_id, random_bytes(SST_RANDOM_BYTES))
     properties = SstProperties(
         name=level_name(sst_id),
-        database_id=author.database_id,
-        writer_epoch=author.own.epoch,
-        writer_nonce=author.own.nonce,
+        database_id=owner.database_id,
+        writer_epoch=owner.own.epoch,
+        writer_nonce=owner.own.nonce,
         write_id=random_bytes(WRITE_ID_BYTES),
-        logical_time_ms=author.logical_time_ms,
+        logical_time_ms=owner.logical_time_ms,
     )
     return SstWriter(
         properties,
@@ -210,7 +210,7 @@ class LoadRegistry:
         snapshot_ttl_s: int,
         keep: Callable[[LoadPin], None],
     ) -> None:
-        """`keep` renews the snapshot of a pin while the pin exists."""
+        """`keep` is given each pin, and renews its snapshot while the pin exists."""
         self.manifest = manifest
         self._store = store
         self._time = time
@@ -368,7 +368,7 @@ class Loads:
         self._log.stop(await self._registry.drop_abandoned())
 
     def _find(self, load_id: str) -> int | None:
-        """The sequence number of the load if it was committed, or of a later one of its stream."""
+        """The sequence number of the load if it was committed, else None (see `find_load`)."""
         manifest = self._registry.manifest.current
         compacted = manifest.wal_id_last_compacted
         if compacted is not None:  # the manifest lists the compacted ones
@@ -433,14 +433,14 @@ class Loads:
     async def _encode(self, changes: Sequence[Change]) -> tuple[PendingLoad, list[FinishedSst]]:
         random = self._store.runtime.random
         now_ms = await self._store.now_ms()
-        author = FileOwner(
+        owner = FileOwner(
             database_id=self._registry.manifest.current.database_id,
             own=self._registry.manifest.own,
             stem_id=new_lease_id(now_ms, random.randbytes(RANDOM_BYTES)),
             logical_time_ms=self._time.now_ms(),
         )
         run = self._store.runtime.workers.run
-        files = await run(encode_batch, changes, author, self._settings, random.randbytes)
+        files = await run(encode_batch, changes, owner, self._settings, random.randbytes)
         # The minimum over all files: none of their values expires before.
         first_expiry_ms = min(
             (c.expire_at_ms for c in changes if c.expire_at_ms), default=NO_EXPIRY

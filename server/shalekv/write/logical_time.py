@@ -187,8 +187,9 @@ async def last_time_ms(store: CasStore, manifest: Manifest) -> int:
 class StoreTime:
     """Converts between times of the store's clock and monotonic times of this process.
 
-    The two clocks are compared from time to time, which takes a request. The store's clock is taken
-    to be ahead by as much as it can be: by the duration of that request at most, it is less.
+    The two clocks are compared from time to time, which takes a request. The answer is taken for
+    the time at which the request was sent. So times of the store's clock may be too late, and
+    monotonic times too early, by the duration of the request at most.
     """
 
     def __init__(self, store: CasStore, interval_ms: float) -> None:
@@ -199,8 +200,8 @@ class StoreTime:
         self._compared_ms = -math.inf
         self._ahead_ms = 0.0  # how far the store's clock is ahead of `monotonic_ms`
 
-    async def lapsed_ms(self, store_ms: int) -> float:
-        """A monotonic time not after the one at which the store's clock showed `store_ms`.
+    async def earliest_monotonic_ms(self, store_ms: int) -> float:
+        """The earliest monotonic time at which the store's clock may have shown `store_ms`.
 
         Raises `StoreUnavailable`.
         """

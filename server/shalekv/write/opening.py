@@ -118,7 +118,7 @@ async def open_log(
     opening_snapshot = OpeningSnapshot(
         store, settings, await first_time(store, current, settings.clock_jump_max_s)
     )
-    opener = _Opener(store, stored, settings, opening_snapshot, cache, disk)
+    opener = _OpeningExecutor(store, stored, settings, opening_snapshot, cache, disk)
     return await opener.run(address=address, since_epoch=since_epoch)
 
 
@@ -138,7 +138,7 @@ def _claim_epoch(manifest: Manifest, **claimed: Any) -> Manifest:
     return claim_epoch(manifest, **claimed)
 
 
-class _Opener:
+class _OpeningExecutor:
     """One opening of a database whose WAL is in the object store."""
 
     def __init__(

@@ -1,7 +1,8 @@
-"""Calls that wait for the log: until it answers, gives up, or their deadline passes.
+"""Calls that wait for the outcome of their commits.
 
-After a deadline or a give-up the outcome is unknown to the caller; the write itself continues, and
-may be applied.
+A call ends before its commit is settled when its deadline passes, or when no majority of the
+safekeepers answers any more. The outcome is unknown to the caller then; the commit itself
+continues, and may be applied.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class PendingReplies:
     """The calls that wait for commits of one log."""
 
     def __init__(self, explain: Callable[[], str]) -> None:
-        """Begin without calls. `explain` says what keeps the log from answering."""
+        """Begin without calls. `explain` says why commits are not settled, for error messages."""
         self._explain = explain
         # Future -> the tick of its deadline, if it has one. Nearly all calls are answered long
         # before, so the calls of one tick share a timer.
@@ -31,7 +32,10 @@ class PendingReplies:
         return len(self._waiting)
 
     def begin(self, future: asyncio.Future[Any], *, within_ms: float | None = None) -> None:
-        """Wait for `future`, unless it is done already, for `within_ms` at most."""
+        """Let a call wait for `future`, unless it is done already.
+
+        After `within_ms` it fails with `WriteTimedOut`; None: it has no deadline.
+        """
         if future.done():
             return
         if within_ms is None:
@@ -54,7 +58,7 @@ class PendingReplies:
         return not future.done()
 
     def fail_all(self) -> None:
-        """Fail all waiting calls: their writes may be applied or not."""
+        """Fail all waiting calls with `OutcomeUnknown`: their writes may be applied or not."""
         for future in list(self._waiting):
             if self.end(future):
                 fail(future, still_unknown())

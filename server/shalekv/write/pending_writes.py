@@ -23,7 +23,10 @@ SORTED_AT_ONCE_COUNT = 2_000  # entries sorted before other tasks get to run
 
 
 class PendingWrites:
-    """The newest version of each key that is not durable; serves reads at UNCOMMITTED."""
+    """The commits that are not durable yet, in memory: the newest pending version of each key.
+
+    Look-ups fall through to the memtable. Transactions and reads at level UNCOMMITTED use them.
+    """
 
     def __init__(self, memtable: Memtable) -> None:
         self._memtable = memtable
@@ -101,8 +104,12 @@ class PendingWrites:
             if not self._loads:
                 self._loaded.set()
 
-    def forget_durable(self) -> None:
-        """Drop range deletes that are durable, when a load has landed that is newer than they."""
+    def drop_durable_range_deletes(self) -> None:
+        """Drop the range deletes that are durable, which `remove` may have left here.
+
+        They would hide newer versions that only the levels hold: those of a load that has landed,
+        or puts that the memtable has dropped.
+        """
         self._rebuild_tombstones()
 
     def rebuild(self, in_flight: Iterable[Commit]) -> None:
@@ -139,7 +146,7 @@ class PendingWrites:
 
 @dataclass(frozen=True, slots=True)
 class NewestState:
-    """The newest state, durable or not: implements `protocol.transaction.State`.
+    """The newest state, durable or not: implements `protocol.transaction.DatabaseState`.
 
     It holds for one moment: use it before any other task runs.
     """

@@ -1,4 +1,4 @@
-"""Prefetches from the levels what a write depends on, and checks whether the answers still hold."""
+"""Prefetch: reads from the levels what a write depends on, before the write is decided."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shalekv.read.version_set import VersionSet
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.pending_writes import NewestState, PendingWrites
 
-ReasonOf: TypeAlias = Callable[[ObjectNotFound, PinnedVersion], Awaitable[ShaleError]]
+ExplainMissing: TypeAlias = Callable[[ObjectNotFound, PinnedVersion], Awaitable[ShaleError]]
 
 
 class Prefetch:
-    """The look-ups in the levels of one writer."""
+    """Builds read sets, and checks whether they are still current."""
 
     def __init__(
         self,
@@ -31,19 +31,19 @@ class Prefetch:
         state: Callable[[PendingWrites, ReadSet], NewestState],
         now_ms: Callable[[], int],
         compare_count_max: int,
-        reason_of: ReasonOf,
+        explain_missing: ExplainMissing,
     ) -> None:
-        """`now_ms` is logical time; `reason_of` finds out why an object that is read is missing."""
+        """`now_ms` is logical time; `explain_missing` finds the reason why an object is missing."""
         self._levels = levels
         self._log = log
         self._memtable = memtable
         self._state = state
         self._now_ms = now_ms
         self.compare_count_max = compare_count_max
-        self._reason_of = reason_of
+        self._explain_missing = explain_missing
 
     def known(self, needs: Needs) -> ReadSet | None:
-        """The answers to `needs`, if they are known without reading the levels; else None."""
+        """The read set for `needs`, if it is known without a request to the store; else None."""
         if self._log.pending_writes.is_loading and (needs.keys or needs.ranges):
             return None
         pinned = self._levels.current
@@ -57,7 +57,10 @@ class Prefetch:
         return self._levels.pruner.empty_read_set
 
     async def fetch(self, needs: Needs) -> ReadSet:
-        """Read the answers to `needs` from the levels. They hold while `is_current` is true."""
+        """Read the read set for `needs` from the levels. It holds while `is_current` is true.
+
+        Raises `RangeTooCostly`, `StoreError`, `CorruptObject`, and as `explain_missing`.
+        """
         while True:
             if needs.keys or needs.ranges:
                 # A load is found in the levels once it has landed.
@@ -70,7 +73,7 @@ class Prefetch:
                 record = await pinned.find_record(needs.record_key) if needs.record_key else None
             except ObjectNotFound as missing:
                 # Not `explain`, which may wait until `token`, held here, is released.
-                raise await self._reason_of(missing, pinned) from missing
+                raise await self._explain_missing(missing, pinned) from missing
             read_set = ReadSet(token, found, ranges, record)
             if self.is_current(read_set, needs):
                 return read_set
@@ -88,8 +91,7 @@ class Prefetch:
         )
 
     def _is_kept(self, key: bytes) -> bool:
-        """Whether memory has a version of `key`, and keeps it as long as the present token
-        is pinned.
+        """Whether memory has a version of `key`, and keeps it while the current token is held.
 
         Versions that are not durable do not count: their commits may be decided again, and not
         write the key then.
@@ -98,7 +100,7 @@ class Prefetch:
         return found is not None and found.seq > self._levels.pruner.droppable_seq
 
     def is_current(self, read_set: ReadSet, needs: Needs) -> bool:
-        """Whether memory holds everything newer than the version that `below` was read from."""
+        """Whether memory holds everything newer than the version that `read_set` was read from."""
         if read_set.token is not self._levels.pruner.token:
             return not (needs.keys or needs.ranges or needs.record_key)
         return not (self._log.pending_writes.is_loading and (needs.keys or needs.ranges))

@@ -62,10 +62,10 @@ class RecoveredLog:
 def flush_policy(
     settings: WriterSettings, *, max_parallel_writes: int, is_charged: bool
 ) -> FlushPolicy:
-    """The policy of a writer with these settings, for a log that takes so many groups at once.
+    """Build the policy of a writer with these settings, for `max_parallel_writes` groups in flight.
 
-    `is_charged` says that each group costs a request to be paid for: by default they are spaced
-    then.
+    `is_charged` says that each group costs a request that is paid for. The default interval between
+    groups is longer then.
     """
     interval_ms = settings.flush_interval_ms
     if interval_ms is None:
@@ -74,10 +74,10 @@ def flush_policy(
 
 
 class OpeningSnapshot:
-    """The snapshot that keeps the WAL until the replay, under the nonce of the opening writer."""
+    """The snapshot that protects the WAL until it is replayed. Its id is the writer's nonce."""
 
     def __init__(self, store: CasStore, settings: WriterSettings, time: LogicalTime) -> None:
-        """Begin the life of the snapshot. REQUIRES: the epoch is about to be claimed."""
+        """Start its lifetime now. REQUIRES: the claim of the epoch, which makes it, follows."""
         self.time = time
         self._store = store
         self._settings = settings
@@ -89,7 +89,7 @@ class OpeningSnapshot:
         return self.time.store_now_ms // 1_000 + OPEN_SNAPSHOT_TTL_S
 
     async def renew(self, manifest: FencedManifest) -> None:
-        """Renew the snapshot, if a third of its life is over.
+        """Renew the snapshot, if a third of its lifetime is over.
 
         Raises `SnapshotNotFound` when it is too late, and as `FencedManifest.edit`.
         """

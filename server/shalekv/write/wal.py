@@ -25,9 +25,9 @@ from shalekv.v1 import kv_pb2
 from shalekv.wording import Trouble
 from shalekv.write.commit import WalContents
 
-# Larger objects are encoded by a worker, off the event loop; this much takes about 2 ms.
 # A block is decoded as a whole and holds hundreds of entries, so that its frame costs nothing.
 WAL_BLOCK_BYTES = 64 * KIB
+# Larger objects are encoded by a worker, off the event loop; this much takes about 2 ms.
 ENCODE_INLINE_COUNT = 4_000
 ENCODE_INLINE_BYTES = 1 << 20
 COMPRESS_INLINE_BYTES = ENCODE_INLINE_BYTES // 4  # compression takes some 2.5 ms for a megabyte
@@ -73,11 +73,11 @@ class QuorumReport:
 
 
 class WriteAheadLog(Protocol):
-    """The log that `GroupCommit` puts its groups into.
+    """The storage of groups, below `GroupCommit`.
 
-    Logs differ in values (`is_ordered`, `storage_name`, `durability`), which callers use without
-    asking which log it is. Operations that only a log in safekeepers has are not here, but in
-    `Safekeepers`.
+    The two kinds of log differ in values (`is_ordered`, `storage_name`, `durability`), which
+    callers use without asking which log it is. Operations that only a log in safekeepers has are
+    not here, but in `Safekeepers`.
     """
 
     @property
@@ -113,19 +113,20 @@ class WriteAheadLog(Protocol):
         ...
 
     def take(self, size_bytes: int, *, is_load: bool) -> int:
-        """Assign a WAL object to the next group: the same as before, or the next one.
+        """Assign a WAL object to the next group, and return its id.
 
-        A load is alone in its object. `create` follows for each group that was taken.
+        It is the object of the group before, or the next one. A load is alone in its object.
+        `create` follows for each group that was taken.
         """
         ...
 
     async def create(self, wal_id: int, contents: WalContents, *, position: int) -> Occupant | None:
-        """Make a group durable. Returns None when it is, else who has the slot (never if ordered).
+        """Make a group durable. Returns None when it is, else the object of another in its slot.
 
-        `position` is how many groups were taken before this one. An ordered log puts groups in this
-        order, in whatever order calls arrive. Repeats until the outcome is known. Raises `Fenced`
-        when another writer has taken over (the outcome is unknown then), and as
-        `ObjectStoreWal.create`.
+        `position` is how many groups were taken before this one. An ordered log stores groups in
+        this order, in whatever order calls arrive, and always returns None. Repeats until the
+        outcome is known. When this raises, the outcome is unknown: an ordered log raises the error
+        that ended it, such as `Fenced`; for the other see `ObjectStoreWal.create`.
         """
         ...
 
@@ -140,9 +141,9 @@ class WriteAheadLog(Protocol):
 
 
 class Safekeepers(Protocol):
-    """The safekeepers that make a log durable before its objects are in the store.
+    """The further operations of a log that is durable before its objects are in the store.
 
-    This part exists only beside a log in safekeepers; without them its owner has None.
+    A database without safekeepers has no such part; `WriterEngine.safekeepers` is None then.
     """
 
     async def run(self, on_unavailable: Callable[[], None]) -> None:
@@ -175,7 +176,7 @@ class Safekeepers(Protocol):
 
 
 class ObjectStoreWal:
-    """The WAL of one database in the object store, as one writer sees it.
+    """The WAL of one database in the object store: the log of one writer.
 
     Each group is a WAL object of its own, in a slot of its own.
     """
@@ -231,8 +232,8 @@ class ObjectStoreWal:
     ) -> Occupant | None:
         """Fill slot `wal_id` with an SST of `contents`; without entries it is a fence.
 
-        Returns None when the slot is ours and durable, else who has it; then nothing of ours will
-        ever be in the slot (I3). Repeats until that is known. Entries are retried even when the
+        Returns None when our object is there, else the one that is; then nothing of ours will ever
+        be in the slot (I3). Repeats until that is known. Entries are retried even when the
         store refuses them, so that a writer goes on once it has its permission again. For a fence
         `StoreRefused` is raised, and the opening ends. Raises `StoreBroken`, `CorruptObject` when
         the object in the slot cannot be read, and `OutcomeUnknown` when ours may have been
@@ -265,7 +266,7 @@ class ObjectStoreWal:
     async def _check_not_compacted(self, wal_id: int) -> None:
         """Raise `OutcomeUnknown` if the slot may have been collected and filled again.
 
-        Only above c is the object in the slot certainly the first one there.
+        The first object of a slot is deleted only after it was compacted.
         """
         last_compacted = await self._last_compacted()
         if last_compacted is not None and last_compacted >= wal_id:

@@ -199,7 +199,7 @@ class RunningLog(MemoryDatabase):
         assert [len(write.outcomes) for write in self.writes] == [1] * len(self.writes)
         assert self.admission.queued_bytes == 0
         assert len(self.log.pending_writes) == 0
-        assert self.log.objects_in_flight == 0
+        assert self.log.groups_in_flight == 0
 
 
 @asynccontextmanager

@@ -139,7 +139,7 @@ class KeptLog:
     async def archive(self, store: CasStore) -> int | None:
         """Archive all complete objects, poll the archive, and trim."""
         archive = Archive(store, self.place.database_id, upload_timeout_ms=UPLOAD_TIMEOUT_MS)
-        tip = await archive.look()
+        tip = await archive.find_tip()
         committed_lsn = self.state.committed_lsn
         objects = complete_objects(self.records, committed_lsn)
         for each in objects:
@@ -150,7 +150,7 @@ class KeptLog:
 
     async def see(self, archive: Archive) -> int | None:
         """Poll the archive, and trim what it has."""
-        seen = await archive.look()
+        seen = await archive.find_tip()
         if seen is None:
             return None
         state = self.state

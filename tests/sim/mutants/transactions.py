@@ -16,7 +16,7 @@ from shalekv.server.writes import Writes
 from shalekv.write.commit import Claim, Commit, Group, OnSettled, Receipt, WalContents
 from shalekv.write.engine import WriterEngine
 from shalekv.write.group_commit import CommitQueue, GroupCommit
-from shalekv.write.idempotency import Idempotency, Pending, Remembered
+from shalekv.write.idempotency import AppliedRequest, Idempotency, RequestInFlight
 from shalekv.write.pending_writes import NewestState, PendingWrites
 from tests.sim.planting import mutant
 
@@ -47,7 +47,7 @@ def _decided_once(self: Commit, state: DatabaseState) -> None:
 
 
 def _refused_at_once(self: GroupCommit) -> None:
-    while (commit := self._queue.pop_decided()) is not None:
+    while (commit := self._queue.pop_read_only()) is not None:
         self.admission.release(commit.size_bytes)
         commit.succeed(seq=self.watermark.landed_seq, wal_id=self.watermark.wal_id)
 
@@ -78,18 +78,18 @@ def _no_records(_found: object) -> list[Entry]:
     return []
 
 
-def _begin_unseen(self: Idempotency, claim: Claim, settle: OnSettled) -> Pending:
+def _begin_unseen(self: Idempotency, claim: Claim, settle: OnSettled) -> RequestInFlight:
 
     def remember(outcome: Receipt | ShaleError) -> None:
         if isinstance(outcome, Receipt) and outcome.record is not None:
             self.land([outcome.record])
 
-    return Pending(claim, waiting=[remember, settle])
+    return RequestInFlight(claim, waiting=[remember, settle])
 
 
 def _new_when_expired(
     self: Idempotency, key: bytes, request_hash: bytes
-) -> Pending | Remembered | None:
+) -> RequestInFlight | AppliedRequest | None:
     try:
         return _real_find(self, key, request_hash)
     except KeyExpired:
@@ -122,7 +122,7 @@ MUTANTS = (
     mutant("a transaction is taken along", (CommitQueue, "take", _taken_along), hint=22),
     mutant("a displaced transaction is not decided again", (Commit, "decide", _decided_once)),
     mutant(
-        "a refusal is sent too early", (GroupCommit, "_settle_decided", _refused_at_once), hint=1
+        "a refusal is sent too early", (GroupCommit, "_settle_read_only", _refused_at_once), hint=1
     ),
     mutant("a refusal is not confirmed", (Writes, "_confirmed", _unconfirmed), hint=41),
     mutant(

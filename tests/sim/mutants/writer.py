@@ -65,7 +65,7 @@ async def _exists_is_a_rival(
 
 async def _acknowledged_when_sent(self: GroupCommit, group: Group) -> None:
     self._apply(SlotFilled(group.position, None))
-    self._settle_decided()
+    self._settle_read_only()
     self._wake.set()
     await self.wal.create(group.wal_id, group.contents(), position=group.position)
 

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from shalekv.errors import ConditionFailed, KeyExpired, MemtableFull
 from shalekv.v1 import kv_pb2
-from shalekv.write.idempotency import Remembered
+from shalekv.write.idempotency import AppliedRequest
 from tests.kit.constants import set_constants
 from tests.kit.engine.databases import Database
 from tests.kit.serving.roles import (
@@ -123,7 +123,7 @@ async def test_hash_of_a_request_is_for_ever() -> None:
     async with serving() as writer:
         await writer.ask(keyed(request))
         request_hash = hashlib.blake2b(wire, digest_size=16).digest()
-        assert isinstance(writer.engine.idempotency.find(KEY, request_hash), Remembered)
+        assert isinstance(writer.engine.idempotency.find(KEY, request_hash), AppliedRequest)
 
 
 async def test_copies_of_a_refused_request_are_refused_alike() -> None:

@@ -27,7 +27,7 @@ def delete(key: bytes, seq: int) -> Entry:
 
 def values(*entries: Entry, bytes_max: int = UNLIMITED) -> ExpiringValues:
     found = ExpiringValues(bytes_max=bytes_max, through_seq=0)
-    found.note(entries)
+    found.add(entries)
     return found
 
 
@@ -38,7 +38,7 @@ def due(found: ExpiringValues, now_ms: int, count_max: int = 100) -> set[Expirin
 def test_newer_versions_replace_and_older_ones_do_not() -> None:
     """A newer version of a key replaces the known one, and an older one does not."""
     found = values(put(b"a", 1, 10), put(b"b", 2, 10), put(b"c", 3, 10), put(b"d", 9, 20))
-    found.note([delete(b"a", 4), put(b"b", 5), put(b"c", 6, 90_000), put(b"d", 7, 10)])
+    found.add([delete(b"a", 4), put(b"b", 5), put(b"c", 6, 90_000), put(b"d", 7, 10)])
     assert due(found, 50_000) == {Expiring(b"d", 9, 20)}
     assert due(found, 100_000) == {Expiring(b"c", 6, 90_000)}
 
@@ -49,7 +49,7 @@ def test_what_was_taken_can_be_put_back_or_dropped() -> None:
     taken = found.take_due(10_000, 2)
     assert len(taken) == 2
     replaced, kept = taken
-    found.note([delete(replaced.key, 8)])
+    found.add([delete(replaced.key, 8)])
     assert [found.holds(each) for each in taken] == [False, True]
     found.put_back(taken)
     rest = due(found, 10_000)
@@ -72,13 +72,13 @@ def test_values_that_expire_last_are_dropped() -> None:
 
 
 def test_loads_and_range_deletes_are_recorded() -> None:
-    """A range delete raises `doubtful_seq`; a load, which may have written, both limits."""
+    """A range delete raises `uncertain_seq`; a load, which may have written, both limits."""
     found = values()
-    found.doubt(7)
-    assert (found.through_seq, found.doubtful_seq) == (0, 7)
-    found.miss(9)
-    found.doubt(8)
-    assert (found.through_seq, found.doubtful_seq) == (9, 9)
+    found.mark_uncertain(7)
+    assert (found.through_seq, found.uncertain_seq) == (0, 7)
+    found.mark_untracked(9)
+    found.mark_uncertain(8)
+    assert (found.through_seq, found.uncertain_seq) == (9, 9)
 
 
 EXPIRED = entry_of(b"k", b"v", 5, NOW_MS)

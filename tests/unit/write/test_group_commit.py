@@ -48,7 +48,7 @@ async def test_no_more_than_k_objects_are_in_flight(k: int) -> None:
             log.write(b"%d" % number)
             await quiesce()
         assert len(log.store.waiting) == k
-        assert log.log.objects_in_flight == k
+        assert log.log.groups_in_flight == k
         log.store.waiting[0].lose_request()
         await quiesce()
         assert len(log.store.waiting) == k
@@ -81,7 +81,7 @@ async def test_log_does_not_run_ahead_of_a_slow_upload() -> None:
             await quiesce()
         log.store.held[1].release()
         await quiesce()
-        assert log.log.objects_in_flight == 1
+        assert log.log.groups_in_flight == 1
         assert len(log.store.held) == 2
         log.store.held[0].release()
         assert (await log.store.arrived(3)).name == names.wal_name(12)

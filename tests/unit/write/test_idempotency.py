@@ -11,7 +11,7 @@ from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, 
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.sorted_runs import entries_bytes
 from shalekv.write.commit import Claim, Receipt
-from shalekv.write.idempotency import Idempotency, Remembered
+from shalekv.write.idempotency import AppliedRequest, Idempotency
 
 WINDOW_MS = 1_000
 START_MS = 1_700_000_000_000
@@ -39,7 +39,7 @@ class Keys:
             found = self.idempotency.find(key, HASH)
         except KeyExpired:
             return "expired"
-        return {type(None): "new", Remembered: "remembered"}.get(type(found), "pending")
+        return {type(None): "new", AppliedRequest: "remembered"}.get(type(found), "pending")
 
 
 def uuid7(made_ms: int, *, version: int = 7, variant: int = 0b10) -> bytes:
@@ -155,5 +155,5 @@ def test_memory_is_that_of_two_windows(landings: list[tuple[int, int, bytes]]) -
         assert len(keys.idempotency) == len(known)
         assert keys.idempotency.size_bytes == entries_bytes([*known.values()])
         found = keys.idempotency.find(key, HASH)
-        assert isinstance(found, Remembered)
+        assert isinstance(found, AppliedRequest)
         assert found.record.reply == reply

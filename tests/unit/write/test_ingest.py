@@ -245,10 +245,10 @@ async def test_collectable_files_are_not_loaded() -> None:
 
 def test_files_are_cut_by_their_size() -> None:
     """Each file of a batch has about `sst_bytes`, however large values are, and none is lost."""
-    author = FileOwner(bytes(16), WriterId(1, bytes(16)), bytes(6) + b"\x70" + bytes(9), 5)
+    owner = FileOwner(bytes(16), WriterId(1, bytes(16)), bytes(6) + b"\x70" + bytes(9), 5)
     changes = [Change(b"%04d" % n, Kind.PUT, bytes(n * 37 % 5_000)) for n in range(800)]
     changes.insert(300, Change(b"0300 large", Kind.PUT, bytes(200_000)))
-    files = encode_batch(changes, author, SETTINGS, Random(1).randbytes)
+    files = encode_batch(changes, owner, SETTINGS, Random(1).randbytes)
     found: list[Entry] = []
     for file in files:
         sst = open_sst(file.footer.properties.name, file.data, database_id=bytes(16))

@@ -241,7 +241,7 @@ class Archiver:
     async def _list_and_trim(self) -> None:
         """List the archive, and trim the objects listed, by whichever member archived (CE13)."""
         base = self._member.state.log.base
-        tip = await self._archive.look()
+        tip = await self._archive.find_tip()
         for known in (base.wal_id, self._tip):
             if known is not None and not is_archived(known, tip):
                 missing = wal_name(0 if tip is None else tip + 1)

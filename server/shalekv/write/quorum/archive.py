@@ -1,5 +1,4 @@
-"""The archive of a quorum WAL, as a safekeeper sees it: find out how far it is, add the next
-object.
+"""The archive of a quorum WAL: finding its last object, adding the next one, and checking others.
 
 Objects are never overwritten. An object that is there already is the one that was to be written, or
 the histories of the database have diverged, and a human must decide (`IllegalState`). Neither the
@@ -27,7 +26,7 @@ _TAIL_BYTES = 1_024  # the footer of most objects
 
 
 class Archive:
-    """The `wal/` folder of one database, and its manifest."""
+    """The `wal/` folder of one database, and its manifest, as one safekeeper has read them."""
 
     def __init__(self, store: CasStore, database_id: bytes, *, upload_timeout_ms: float) -> None:
         self._store = store
@@ -58,7 +57,7 @@ class Archive:
         self._stored.check_cas_mode(manifest)
         return manifest
 
-    async def look(self) -> int | None:
+    async def find_tip(self) -> int | None:
         """The last object before the first gap, by a list that is sent now. Compacted ones count.
 
         The manifest is read after the list: in this order objects that a collector has deleted

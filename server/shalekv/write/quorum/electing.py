@@ -1,8 +1,8 @@
-"""The election of a writer: greet a majority, gather votes, and fetch the elected log.
+"""The requests of an election: greet a majority, gather votes, and fetch the elected log.
 
 All members are asked at once, each on a stream of its own and repeatedly until it answers; a
-majority is enough. The error names the members that have not answered in time. What is fetched are
-the records that are not in the archive.
+majority is enough. The error names the members that have not answered in time. Only records that
+are not in the archive are fetched.
 """
 
 from __future__ import annotations

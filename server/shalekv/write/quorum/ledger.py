@@ -1,4 +1,6 @@
-"""The state that the streams to all members share: the log of this epoch, and the calls that wait.
+"""The log of an elected writer in memory: its records, its commit point, and calls that wait.
+
+The streams to all members (`quorum.peer`) share it.
 
 Appending, the acknowledgements of members and the commits that follow happen synchronously, between
 two steps of the event loop. Calls that wait have a future each, and no task.
@@ -157,10 +159,13 @@ class Waits:
 
 
 class Broadcast:
-    """The news that all members get beside records: the commit point and the archiver."""
+    """Wakes the senders to all members, with two values to send beside records.
+
+    These are the commit point and the archiver.
+    """
 
     def __init__(self) -> None:
-        """Begin without news."""
+        """Begin without a commit point and an archiver."""
         self.announced_lsn = 0  # commit point to be sent even without a record
         self.archiver_id = b""  # the member that is to archive; empty: nobody is appointed
         self._wakes: dict[asyncio.Event, None] = {}  # in the order of subscription
@@ -257,7 +262,7 @@ class Ledger:
         """For how long the commit point has not moved although there is something to commit."""
         return now_ms - self._moved_ms if self.last_lsn > self.committed_lsn else 0.0
 
-    def append(self, place: ObjectPosition, payload: bytes) -> Record:
+    def append(self, position: ObjectPosition, payload: bytes) -> Record:
         """Append a record to the log, for all members. Raises the error that ended the log."""
         self.check_leading()
         if self.last_lsn == self.committed_lsn:
@@ -266,14 +271,16 @@ class Ledger:
         record = make_record(
             last,
             epoch=self.ballot.epoch,
-            wal_id=place.wal_id,
-            ends_object=place.ends_object,
+            wal_id=position.wal_id,
+            ends_object=position.ends_object,
             payload=payload,
         )
         if not record.follows(last):  # no member would ever accept it, or any record behind it
-            raise ValueError(f"a record of object {place.wal_id} after one of object {last.wal_id}")
-        if not payload and place.wal_id != last.wal_id:  # the object could never be archived
-            raise ValueError(f"an empty record begins object {place.wal_id}")
+            raise ValueError(
+                f"a record of object {position.wal_id} after one of object {last.wal_id}"
+            )
+        if not payload and position.wal_id != last.wal_id:  # the object could never be archived
+            raise ValueError(f"an empty record begins object {position.wal_id}")
         self.leader = self.leader.appended(record)
         self.held.append(record)
         self.broadcast.wake_all()
@@ -320,7 +327,10 @@ class Ledger:
         self._archive_waits.fail(error)
 
     def refused(self, refusal: Refusal, by: str) -> bool:
-        """Fail the log if the refusing member is promised to another writer; returns whether so."""
+        """End the log with `Fenced` if the member has promised itself to another writer.
+
+        Returns whether it has. `by` is the address of the member.
+        """
         promise = refusal.promise
         if not self.ballot.is_superseded_by(promise):
             return False

@@ -1,4 +1,4 @@
-"""The log of an elected writer: follows all its members, and commits by majority.
+"""The members of a quorum log: connects to all of them, and watches that a majority answers.
 
     append      the record goes to every member on its stream; the call does not wait
     committed   a majority has it on disk: in the order of the log, without a task for each call
@@ -54,11 +54,11 @@ MANIFEST_POLL_MS = 100  # of the manifest as this process knows it, which costs 
 
 
 def nobody_waits() -> None:
-    """Listener for a log that no call waits for."""
+    """Ignore that the log is unavailable, since no call waits for it."""
 
 
 class QuorumLog:
-    """The members of one log, by their ids."""
+    """Runs a `Peer` for each member of one log, and appoints the archiver."""
 
     def __init__(self, ledger: Ledger, context: QuorumContext) -> None:
         """Prepare the peers; connections are made by `run`."""
@@ -313,7 +313,7 @@ class QuorumLog:
 
 
 async def until_failed(run: Callable[[], Awaitable[None]]) -> None:
-    """Run a log; its error is only logged here. Calls that wait for the log get it as well."""
+    """Run a log until an error ends it, and only log that: calls that wait for the log get it."""
     try:
         await run()
     except ShaleError as error:

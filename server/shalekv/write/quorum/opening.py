@@ -103,7 +103,7 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
     context = QuorumContext(links, place, quorum, store.runtime)
     time = await first_time(store, stored.current, settings.clock_jump_max_s)
     opening_snapshot = OpeningSnapshot(store, settings, time)
-    opener = _OpeningExecutor(
+    opener = _QuorumOpeningExecutor(
         store, stored, settings, context, opening_snapshot, address=address, since_epoch=since_epoch
     )
     return await opener.run(cache, disk)
@@ -117,7 +117,7 @@ def with_archive_interval(settings: QuorumSettings, url: str) -> QuorumSettings:
     return settings.model_copy(update={"archive_interval_ms": interval_ms})
 
 
-class _OpeningExecutor:
+class _QuorumOpeningExecutor:
     """One opening of a database whose log is in safekeepers."""
 
     def __init__(
@@ -239,7 +239,7 @@ class _OpeningExecutor:
             return await self._stored.edit(claim, lambda m: m.writer_nonce == nonce)
 
     def _previous_log(self) -> ObjectStoreWal:
-        """The log in the object store from which the database was switched to safekeepers."""
+        """The WAL in the object store that the database had before it got safekeepers."""
         return ObjectStoreWal(
             self._store,
             self._opening.own,
@@ -290,7 +290,7 @@ class _OpeningExecutor:
 
 
 async def _nothing() -> None:
-    """Always None: fences are never collected, so no slot is filled again."""
+    """Report that nothing is compacted: fences are never collected, so no slot is filled again."""
 
 
 async def _fence(
@@ -337,7 +337,10 @@ async def _replay_records(
 
 
 def _latest_ms(fetched: FetchedTail, manifest: Manifest) -> int:
-    """The logical time of the last record with entries, which the fence must not be behind."""
+    """The logical time of the last record that has one (`Footer.proven_time_ms`); 0: none has.
+
+    The fence must not have an earlier time.
+    """
     for record in reversed(fetched.records):
         if record.payload:
             name = names.wal_name(record.wal_id)

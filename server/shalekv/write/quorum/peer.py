@@ -1,8 +1,8 @@
-"""One member as the writer follows it: connect, greet, make it follow, then send the log.
+"""One member as the writer sees it: connect, greet, make it follow this writer, send the log.
 
-A slow or unreachable member does not delay others. What it was sent and has not acknowledged is
-bounded; the rest follows when it accepts more. A member that lacks records which the writer has
-dropped, since they are archived, begins anew behind them (`Elected` names a log that begins there).
+A slow or unreachable member does not delay others. The bytes that were sent to it and are not
+acknowledged are bounded; the rest follows when it accepts more. If a member lacks records that the
+writer has dropped, since they are archived, its log starts again after them (`Elected` says so).
 
 Members may pass records on to each other in a chain, so that the writer sends each record once
 (server/docs/safekeepers.md, "Ways of records"). The writer sends to the head of the chain, and
@@ -255,7 +255,7 @@ class Peer:
 
     @property
     def is_joined(self) -> bool:
-        """Whether the member follows, on a live stream."""
+        """Whether the member follows this writer, on a live stream."""
         return self._link is not None
 
     @property
@@ -310,7 +310,7 @@ class Peer:
                 await link.close()
 
     async def _join(self, link: Link) -> str:
-        """Make the member follow. Returns why it does not; empty if it does."""
+        """Make the member follow this writer. Returns why it does not; empty if it does."""
         ledger = self._ledger
         await link.send(Greet())
         greeting = await link.receive()
@@ -343,7 +343,7 @@ class Peer:
         self._wake.set()
 
     async def _exchange(self, link: Link) -> str:
-        """Send and receive until one of both ends. Returns why it has."""
+        """Send and receive until the stream or the log ends. Returns the reason."""
         async with asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(
                 self._send(link), name=f"send to safekeeper {self.member.address}"

@@ -208,9 +208,10 @@ class ObjectBoundaries:
             self._grouping = replace(self._grouping, begun=corrected)
 
     def want(self, wal_id: int) -> None:
-        """Let the open object end before its time, if a call waits for it by waiting for this one.
+        """Let the open object end before its time, if it is `wal_id` or one before that.
 
-        The call does not end the object itself, since it may be cancelled half way.
+        A call waits until that object is archived. It does not end the open object itself, since it
+        may be cancelled half way.
         """
         self._wanted_wal_id = max(self._wanted_wal_id, wal_id)
         self._hurry.set()
@@ -265,7 +266,10 @@ class UnarchivedLimit:
         self.stalled = asyncio.Event()  # set after a timeout; cleared by the task that waits for it
 
     async def wait(self) -> None:
-        """Wait until another record may be appended; `stalled` is set after `quorum_timeout_ms`."""
+        """Wait until another record may be appended.
+
+        After `quorum_timeout_ms` this sets the event `stalled`, and goes on waiting.
+        """
         if not self._is_reached:
             return
         self._since_ms = self._clock.monotonic_ms()
@@ -293,7 +297,7 @@ class UnarchivedLimit:
 
     @property
     def trouble(self) -> Trouble | None:
-        """The same as a reason why nothing is committed."""
+        """`refusal`, as a reason why nothing is committed, with the time since when."""
         refusal, since_ms = self.refusal, self._since_ms
         if refusal is None or since_ms is None:
             return None

@@ -49,7 +49,7 @@ async def test_archived_records_are_not_applied_twice() -> None:
             await writing.put(key)
     ahead = max(database.logs(), key=lambda kept: kept.state.log.last.lsn)
     archive = Archive(database.cas(), database.database_id, upload_timeout_ms=1_000)
-    await archive.look()
+    await archive.find_tip()
     for wal_id in (0, 1, 2):
         await archive.add(wal_id, [each for each in ahead.records if each.wal_id == wal_id])
     opened = await database.opened()
@@ -102,7 +102,7 @@ async def test_a_foreign_object_in_the_archive_is_not_accepted(
     ahead = max(database.logs(), key=lambda kept: kept.state.log.last.lsn)
     cas = database.cas()
     archive = Archive(cas, database.database_id, upload_timeout_ms=1_000)
-    await archive.look()
+    await archive.find_tip()
     await archive.add(0, ahead.records[:1])
     slots = ObjectStoreWal(
         cas,
