@@ -411,7 +411,10 @@ class Writes:
     def _reply_of(
         self, reply: _PendingReply[ReplyT], commit: Commit, pending: RequestInFlight | None = None
     ) -> Answer[ReplyT]:
-        """Answer a write that was submitted as `commit`, and is registered as `pending`."""
+        """Answer a write that was submitted as `commit`, and is registered as `pending`.
+
+        With durability MEMORY it is answered at once, else when its commit is settled.
+        """
         if pending is not None:
             pending.commit = commit
         if reply.durability == MEMORY:

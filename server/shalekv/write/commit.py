@@ -81,8 +81,8 @@ class Commit:
     """Changes that become durable together, under one sequence number.
 
     The sequence number may be raised while the commit is not durable, when another writer's fence
-    took the slot that it was meant for. Its place among all commits of this writer stays. A
-    transaction is decided again then.
+    took the slot that it was meant for; a transaction is decided again then. `submit_order`, its
+    order among all commits of this writer, stays.
     """
 
     __slots__ = (
@@ -90,13 +90,13 @@ class Commit:
         "decision",
         "entries",
         "load",
-        "place",
         "range_tombstones",
         "read_set",
         "record",
         "seq",
         "settle",
         "size_bytes",
+        "submit_order",
         "transaction",
     )
 
@@ -113,7 +113,7 @@ class Commit:
         `settle` is called exactly once, from within the log: it must neither raise nor write.
         """
         self.seq = seq
-        self.place = seq
+        self.submit_order = seq
         self.settle = settle
         self.claim = claim
         self.record: Entry | None = None

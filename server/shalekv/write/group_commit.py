@@ -7,8 +7,8 @@ A commit passes through these steps; "the log" that accepts and settles commits 
     _upload      `WriteAheadLog.create` makes the group durable: as an object of the store, or as a
                  record on a majority of the safekeepers
     Land         the group enters the memtable
-    Advance      once all slots before it have an outcome, the watermark passes its slot: scans and
-                 watches see it
+    Advance      once all slots before it have an outcome, the watermark passes its slot: reads and
+                 watches show it
     Acknowledge  its commits are settled; this does not wait for slots before it
 
 `protocol.log` decides when a group may be taken, and what follows from each outcome; this module
@@ -75,7 +75,7 @@ from shalekv.write.pending_writes import PendingWrites
 from shalekv.write.wal import WriteAheadLog, raise_if
 
 log = structlog.get_logger()
-_PLACE = attrgetter("place")
+_SUBMIT_ORDER = attrgetter("submit_order")
 
 
 def report_lost(commit: Commit, error: ShaleError) -> None:
@@ -156,11 +156,11 @@ class CommitQueue:
     def put_back(self, taken: Sequence[Commit]) -> None:
         """Return commits to their place in the queue, and renumber the whole queue.
 
-        With several objects in flight, commits may return after younger ones; sorting by place
-        restores the order of submission. Only commits that have a slot already, or are durable,
+        With several objects in flight, commits may return after younger ones; sorting restores the
+        order of submission. Only commits that have a slot already, or are durable,
         now precede some that were submitted earlier.
         """
-        self._commits = deque(sorted([*taken, *self._commits], key=_PLACE))
+        self._commits = deque(sorted([*taken, *self._commits], key=_SUBMIT_ORDER))
         self.size_bytes += sum(commit.size_bytes for commit in taken)
         for commit in self._commits:
             commit.resequence(self.next_seq)

@@ -27,7 +27,7 @@ class LeaseView:
     """A lease, and its state by the store's clock."""
 
     lease: Lease
-    made_ms: int | None  # None: a lease of WAL objects, which does not contain it
+    made_ms: int | None  # None: a lease of WAL objects, whose id does not contain the time
     is_expired: bool
     is_from_the_future: bool  # made by a clock that was ahead
 

@@ -61,7 +61,7 @@ TAIL_BYTES = 4_096  # contains the footer unless the first and last keys are ver
 
 @dataclass(frozen=True, slots=True)
 class SnapshotView:
-    """A snapshot, the manifest that it reads, and what it keeps; both None: it has expired."""
+    """A snapshot, its manifest, and the bytes that it keeps from deletion; None: it has expired."""
 
     snapshot: Snapshot
     manifest: Manifest | None
@@ -90,12 +90,12 @@ class Snapshots:
         gap_wait_ms: int = 0,
         timeout_ms: int = EDIT_TIMEOUT_MS,
     ) -> Snapshot:
-        """Create a snapshot of the current state, the last contiguous WAL object included.
+        """Create a snapshot of the current state, up to the first gap in the WAL.
 
-        It contains everything acknowledged before the call, if a writer fills gaps within
-        `gap_wait_ms`. `ttl_ms` None: it never expires. `logical_ms` is the logical time of the
-        server that asks, 0 if none does: values that had expired by then are not in the snapshot.
-        It counts as no more than `NEAR_MS` behind the store's clock.
+        It contains everything acknowledged before the call, if a writer fills the gaps of that
+        moment within `gap_wait_ms`. `ttl_ms` None: it never expires. `logical_ms` is the logical
+        time of the server that asks, 0 if none does: values that had expired by then are not in the
+        snapshot. It counts as no more than `NEAR_MS` behind the store's clock.
 
         Raises `SnapshotExists` when another has the name, `InvalidRequest` for an invalid name,
         `Overloaded` when there are `count_max` snapshots already, and as `StoredManifest.edit`.
@@ -111,7 +111,7 @@ class Snapshots:
                 # the listed objects might have been compacted and collected meanwhile
                 # (server/docs/protocol.md, "Readers").
                 current = await self._stored.refresh()
-                last_seen = await self._last_wanted(current, gap_wait_ms)
+                last_seen = await self._last_before_gap(current, gap_wait_ms)
                 edit = partial(
                     _create,
                     seen=current,
@@ -239,9 +239,9 @@ class Snapshots:
 
     async def last_contiguous(self, current: Manifest) -> int | None:
         """The last WAL object before the first gap; None: there is none."""
-        return await self._last_wanted(current, 0)
+        return await self._last_before_gap(current, 0)
 
-    async def _last_wanted(self, current: Manifest, gap_wait_ms: int) -> int | None:
+    async def _last_before_gap(self, current: Manifest, gap_wait_ms: int) -> int | None:
         """The last WAL object before the first gap; waits for gaps to be filled.
 
         Waits up to `gap_wait_ms`, until all objects that were listed at first are before the first
@@ -355,7 +355,7 @@ def _found(manifest: Manifest, snapshot_id: bytes) -> Snapshot:
 
 
 class SnapshotUsage:
-    """Finds out what snapshots keep from being deleted, as far as their manifests can be read.
+    """Finds out which bytes snapshots keep from deletion, as far as their manifests can be read.
 
     Reads each manifest that a snapshot names once, when first needed.
     """

@@ -114,7 +114,7 @@ def _older_than_any(occupant: Occupant, own: WriterId) -> SlotVerdict:
 def _numbers_stay(self: CommitQueue, taken: list[Commit]) -> None:
     commits = [*taken, *self._commits]
     self._commits.clear()
-    self._commits.extend(sorted(commits, key=lambda commit: commit.place))
+    self._commits.extend(sorted(commits, key=lambda commit: commit.submit_order))
     self.size_bytes += sum(commit.size_bytes for commit in taken)
 
 

@@ -207,7 +207,7 @@ class ObjectBoundaries:
             corrected = replace(opened, size_bytes=max(0, opened.size_bytes + by_bytes))
             self._grouping = replace(self._grouping, begun=corrected)
 
-    def want(self, wal_id: int) -> None:
+    def end_early(self, wal_id: int) -> None:
         """Let the open object end before its time, if it is `wal_id` or one before that.
 
         A call waits until that object is archived. It does not end the open object itself, since it
@@ -414,7 +414,7 @@ class QuorumWal:
         wanted = self._ledger.committed_wal_id if wal_id is None else wal_id
         if wanted is None:
             return
-        self._objects.want(wanted)
+        self._objects.end_early(wanted)
         await self._ledger.wait_archived(wanted)
 
     async def unarchived(self, wal_id: int) -> Sst | None:
