@@ -269,7 +269,7 @@ class Group:
     def __init__(
         self, wal_id: int, commits: Sequence[Commit], *, position: int | None = None
     ) -> None:
-        """`position` is the group's place among all groups; None: the group is alone in its object.
+        """`position` is how many groups were taken before; None: one for each object before.
 
         REQUIRES: `commits` are in the order of their sequence numbers, and at least one writes.
         """

@@ -200,7 +200,7 @@ class ExpiringValues:
 
 @dataclass(frozen=True, slots=True)
 class _SstContents:
-    """What was found in an SST when it was read."""
+    """The result of the last read of an SST."""
 
     through_seq: int  # newer values were tracked in memory then, and were skipped
     due_ms: int  # when the next of its values expires

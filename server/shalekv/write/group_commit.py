@@ -192,7 +192,7 @@ class Database(Protocol):
 
 @dataclass(slots=True)
 class LogStats:
-    """What a log has written."""
+    """Counts what a log has made durable."""
 
     objects: int = 0  # with a quorum, of which a record is durable
     commits: int = 0  # that wrote something

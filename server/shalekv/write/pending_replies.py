@@ -51,7 +51,7 @@ class PendingReplies:
         due[future] = None
 
     def end(self, future: asyncio.Future[Any]) -> bool:
-        """Stop waiting for `future`. Returns whether the call still waits for its reply."""
+        """End the wait of a call. Returns whether `future` is still open, to be completed now."""
         tick = self._waiting.pop(future, None)
         if tick is not None and tick in self._due:
             self._due[tick].pop(future, None)

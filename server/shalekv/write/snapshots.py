@@ -365,11 +365,11 @@ class SnapshotUsage:
         self._known: dict[int, LiveObjects] = {}
 
     def known(self, current: Manifest, now_s: float) -> list[PinnedBytes]:
-        """What is known so far, without reading anything."""
+        """The result of `pinned` as far as it is known without reading anything."""
         return pinned_by_snapshots(current, self._known, now_s=now_s)
 
     async def pinned(self, current: Manifest, now_s: float) -> list[PinnedBytes]:
-        """What the unexpired snapshots of the current manifest keep, WAL objects left out.
+        """The bytes that each unexpired snapshot of the current manifest keeps, except WAL objects.
 
         `now_s` is by the store's clock. Snapshots whose manifest cannot be read are left out.
         """

@@ -45,7 +45,7 @@ def raise_if(error: ShaleError | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """How far one safekeeper is, as the writer knows it."""
+    """The state of one safekeeper, as the writer knows it."""
 
     member_id: bytes
     address: str
@@ -95,7 +95,7 @@ class WriteAheadLog(Protocol):
 
     @property
     def storage_name(self) -> str:
-        """What makes a group durable, for messages."""
+        """The storage that makes a group durable, in words for messages."""
         ...
 
     @property

@@ -225,7 +225,7 @@ class SendWindow:
 
 @dataclass(frozen=True, slots=True)
 class QuorumContext:
-    """How the members of one log are reached."""
+    """The database, transport and settings with which the members of one log are reached."""
 
     links: Links
     place: DatabasePlace
@@ -265,7 +265,7 @@ class Peer:
 
     @property
     def flushed_lsn(self) -> int:
-        """How far the member has the log on disk; 0: not known."""
+        """The last record that the member has on disk, with all before it; 0: not known."""
         return self._ledger.leader.flushed.get(self.member.id, 0)
 
     async def run(self) -> None:

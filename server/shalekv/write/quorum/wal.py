@@ -155,7 +155,7 @@ def _codec(ssts: Iterable[Sst]) -> Codec:
 
 @dataclass(frozen=True, slots=True)
 class GroupEncoding:
-    """How groups are encoded as SSTs."""
+    """The parameters with which groups are encoded as SSTs."""
 
     database_id: bytes
     block_bytes: int
