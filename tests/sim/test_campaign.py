@@ -1,4 +1,4 @@
-"""The campaign of `make test`: new seeds of every profile for a time, found bugs, some mutants.
+"""The campaign of `make test`: new seeds of every profile for a time, and some mutants.
 
 Everything runs in the same processes, as many as there are cores, for `BUDGET_S` seconds
 (SIM_SECONDS=N: another time). The seed of the run decides which seeds and which tenth of the
@@ -33,7 +33,6 @@ from tests.sim.campaign import (
 from tests.sim.mutants.hunting import Caught, Hunted, Survived, hunt_named
 from tests.sim.mutants.registry import MUTANTS
 from tests.sim.reporting import Progress, explain, table
-from tests.sim.test_found import FOUND, Checked, check
 
 BUDGET_S = float(os.environ.get("SIM_SECONDS", "158"))
 TENTH = math.ceil(len(MUTANTS) / 10)
@@ -45,7 +44,6 @@ class Results:
     """Results of all runs."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
-    found: dict[int, Checked] = field(default_factory=dict)
     hunts: dict[str, Hunted] = field(default_factory=dict)
 
 
@@ -62,7 +60,6 @@ def results() -> Results:
     box = TimeBox(BUDGET_S, random_of("campaign"), results.tallies)
 
     def jobs() -> Iterator[Callable[[], object]]:
-        yield from (partial(check, number) for number in range(len(FOUND)))
         yield from (partial(hunt_named, name) for name in HUNTED)
         yield from (partial(run_task, task) for task in box.tasks())
 
@@ -71,8 +68,6 @@ def results() -> Results:
             case Outcome():
                 results.tallies.setdefault(result.task.profile, Tally()).add(result)
                 progress.see(result)
-            case (int(number), Checked() as checked):
-                results.found[number] = checked
             case (str(name), (Caught() | Survived()) as hunted):
                 results.hunts[name] = hunted
     names = " ".join(f'"{name}"' for name in HUNTED)
@@ -92,15 +87,6 @@ def test_new_seeds_break_no_invariant(results: Results) -> None:
     failures = total_of(results.tallies.values()).failures
     assert not failures, "\n\n".join(explain(each) for each in one_of_each_kind(failures))
     assert {name for name, tally in results.tallies.items() if tally.seeds} == set(WEIGHTS)
-
-
-@pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("number", range(len(FOUND)), ids=lambda number: str(FOUND[number].task))
-def test_what_was_found_once_is_mended(number: int, results: Results) -> None:
-    """The run passes, and fails as it did if its bug is planted again."""
-    found, ends = FOUND[number], results.found[number]
-    assert ends.with_it.kind == found.kind, f"{found.what}: no seed shows it any more"
-    assert not ends.without.has_failed, f"{found.what}: {ends.without.problem}"
 
 
 @pytest.mark.timeout(3_600)

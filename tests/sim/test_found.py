@@ -1,8 +1,6 @@
-"""Runs that failed once: each passes now, and fails again with the patch that brings its bug back.
+"""Bugs that runs have shown, in smaller tests: each passes, and fails with its bug brought back.
 
-A change of the workload draws other runs from a seed. If one does not show its bug any more, it
-gives way to another seed, or to a smaller test; RELIABILITY.md names those. The runs are checked in
-the processes of `test_campaign`.
+A change of the workload draws other runs from a seed, so the seeds themselves are not kept.
 """
 
 from __future__ import annotations
@@ -10,92 +8,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from shalekv.errors import ShaleError
 from shalekv.server.safekeeper import archiver
-from shalekv.server.writes import Writes
 from shalekv.settings import ArchivingSettings
 from shalekv.write.quorum import peer
 from tests.sim import loop
-from tests.sim.campaign import Outcome, Task, run_task
 from tests.sim.errors import Livelock
-from tests.sim.planting import Patch, planted
+from tests.sim.planting import planted
 from tests.sim.run import simulate
 from tests.sim.safekeepers.chaos import SafekeeperChaos
 from tests.sim.safekeepers.cluster import QuorumCluster
 from tests.sim.simulation import NodeClock, Simulation
 
-SEEDS_MAX = 20
 _SOON = (loop, "STEPS_PER_MOMENT_MAX", 100_000)  # endless loops are detected sooner
 
 
 def _spare_those_that_stop(self: SafekeeperChaos) -> None:
     for machine in self._cluster.machines.values():
         self._start(machine)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A run, what it has shown, and what it shows again with these patches.
-
-    If it shows that no more, the seeds from 0 on are tried: time to put another one here.
-    """
-
-    what: str
-    task: Task
-    patches: Sequence[Patch]
-    kind: str  # of the failure then (`campaign.kind_of`)
-
-
-async def _keep_frames(self: Writes, write: Any, pending: Any) -> Any:
-    registered = pending or write.reply
-    claim = pending and pending.claim
-    try:
-        commit = await self._engine.loads.write_batch(
-            write.work, registered.settle, size_bytes=write.size_bytes, claim=claim
-        )
-        if pending is not None:
-            pending.commit = commit
-    except ShaleError as error:
-        registered.settle(error)
-    self._pending_replies.begin(write.reply.future)
-    return write.reply.future
-
-
-FOUND = (
-    Found(
-        "a refused batch is kept by the frames of its refusal",
-        Task("quorum", 12),
-        [(Writes, "_submit_load", _keep_frames)],
-        "I13",
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """How the run that shows a bug ends with it and without; if none does, the last one of all."""
-
-    with_it: Outcome
-    without: Outcome
-
-
-def check(number: int) -> tuple[int, Checked]:
-    """Search a run that shows this bug, in another process."""
-    found = FOUND[number]
-    with planted(found.patches):
-        with_it = run_task(found.task)
-        for seed in range(SEEDS_MAX):
-            if with_it.kind == found.kind:
-                break
-            with_it = run_task(replace(found.task, seed=seed))
-    return number, Checked(with_it, run_task(with_it.task))
 
 
 def test_a_sender_waits_no_shorter_than_time_passes() -> None:

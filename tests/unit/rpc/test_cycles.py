@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from shalekv.errors import ShaleError
 from shalekv.v1 import kv_pb2
+from tests.kit.constants import set_constants
 from tests.kit.cycles import cycles_of
 from tests.kit.serving.roles import (
     COMMITTED,
@@ -21,6 +22,7 @@ from tests.kit.serving.roles import (
     header,
     key_header,
     present,
+    put,
     seq_equals,
     serving,
 )
@@ -76,6 +78,21 @@ async def test_refusals_leave_nothing_to_the_collector(kind: str) -> None:
 
         async def act() -> None:
             await asyncio.gather(*(_refused(writer, REFUSED[kind]) for _ in range(COUNT)))
+
+        await act()
+        assert not await cycles_of(act)
+
+
+async def test_a_refused_batch_leaves_nothing_to_the_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch whose files are refused leaves no cycles of references."""
+    set_constants(monkeypatch, {"shalekv.write.admission:UNCOMPACTED_LOADS_MAX": 0})
+    batch = kv_pb2.WriteRequest(header=key_header(b"b" * 16), changes=[put(b"k", bytes(100_000))])
+    async with serving(**SMALL, direct_ingest_bytes=65_536) as writer:
+
+        async def act() -> None:
+            await asyncio.gather(*(_refused(writer, batch) for _ in range(COUNT)))
 
         await act()
         assert not await cycles_of(act)
