@@ -166,5 +166,5 @@ async def test_a_batch_that_cannot_be_loaded_ends_the_query(
     static = spark.createDataFrame([("a", "1")], "key string, value string")
     with pytest.raises(InvalidRequest, match="it is no stream"):
         write_stream(static, folder.url, NAME)
-    with pytest.raises(InvalidSetting, match="checkpoint: say where"):
+    with pytest.raises(InvalidSetting, match="checkpoint: name the folder"):
         write_stream(df, folder.url, NAME, on_duplicate="greatest:at")

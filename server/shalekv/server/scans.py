@@ -44,9 +44,12 @@ from shalekv.server.service import Call, MakeHeader
 from shalekv.settings import KIB, LimitSettings
 from shalekv.v1 import kv_pb2
 
+# A scan that waits for memory is refused after `RESULT_WAIT_MS`, but not before the streams that
+# stall have been ended twice over, so that it gets their memory.
+RESULT_WAIT_MS = 10_000
+STALLS_WAITED = 2  # times `result_stalled_ms`
 # Time for which a view is kept after the end of its scan: a client that lost the connection with
 # the last messages of a scan asks for them again soon.
-STALLS_WAITED = 2  # times `result_stalled_ms`, before a scan that waits for memory is refused
 ENDED_TTL_MS = 5_000
 # Size of an entry in a message beside key and value, at most: five tags, 5 + 3 + 5 bytes of
 # lengths (of entry, key and value), and two numbers of up to 10 bytes.
@@ -508,7 +511,7 @@ class Scans:
     @property
     def _wait_ms(self) -> int:
         """How long a scan waits for memory: long enough for stalled ones to be ended."""
-        return STALLS_WAITED * self._limits.result_stalled_ms
+        return max(RESULT_WAIT_MS, STALLS_WAITED * self._limits.result_stalled_ms)
 
     def _ahead(self, opened: OpenView) -> AbstractAsyncContextManager[Share | None]:
         """Hold memory for blocks of the levels; stalled scans are ended to free some."""

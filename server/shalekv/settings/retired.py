@@ -79,7 +79,8 @@ REMOVED: Mapping[str, str] = {
     "snapshot_view_bytes_max",
     "limits.seq_wait_ms_max": "a read without a deadline waits for 30 seconds for its min_seq",
     "writer.expiry_scan_interval_s": "SSTs are scanned for expired values every 10 minutes",
-    "limits.result_wait_ms": "a scan waits for memory for twice result_stalled_ms",
+    "limits.result_wait_ms": "a scan waits for memory for 10 seconds, or for twice "
+    "result_stalled_ms if that is longer",
     "collector.deletes_per_s_count": "the collector deletes at most 1,000 objects a second",
     "writer.uncompacted_loads_max_count": "at most 64 loads are not compacted",
     "archiving.archive_manifest_interval_ms": "a safekeeper checks each minute that a manifest "

@@ -286,7 +286,8 @@ class LimitSettings(Settings):
         description="When others wait for the memory, scans and sessions whose client has taken "
         "nothing for so long are ended with ABORTED, milliseconds; the one that has waited longest "
         "for its client first. The time is a second longer for each MiB of the message. A scan "
-        "waits for memory for twice this time, and then ends with RESOURCE_EXHAUSTED.",
+        "waits for memory for 10 seconds, or twice this time if that is longer, and then ends with "
+        "RESOURCE_EXHAUSTED.",
         json_schema_extra={"user": "operator of clients on slow links"},
     )
     scan_message_bytes: int = Field(
