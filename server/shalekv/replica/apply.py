@@ -200,7 +200,7 @@ class LogApplier:
         wal_id = names.parse_wal_name(found.properties.name)
         if wal_id is None:
             return
-        self.note_archived(wal_id)
+        self._note_in_store(wal_id)
         if wal_id < self.position.next_wal_id:
             return
         if self.position.is_open:
@@ -248,6 +248,16 @@ class LogApplier:
         if self.archived_wal_id is None or wal_id > self.archived_wal_id:
             self.archived_wal_id = wal_id
         self.unarchived.drop_through(wal_id)
+
+    def _note_in_store(self, wal_id: int) -> None:
+        """Record that an object was read from the store, if all before it are there as well.
+
+        A safekeeper archives several objects at once. So an object may be in the store before
+        older ones, which this replica has applied from the log of the safekeepers.
+        """
+        known = self.archived_wal_id
+        if known == self.position.wal_id or wal_id == (0 if known is None else known + 1):
+            self.note_archived(wal_id)
 
     def _apply(self, found: Sst, wal_id: int, position: AppliedPosition) -> None:
         before = self._view() if self.feed.wants_previous else None

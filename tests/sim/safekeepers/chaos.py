@@ -218,7 +218,15 @@ class SafekeeperChaos:
         for member in configuration.members:
             if member.id not in held or held[member.id].last.rank < end:
                 return False  # one that has not got everything is as good as lost
-        return machine.name in witness.held
+        lost = witness.held.get(machine.name)
+        if lost is None:
+            return False
+        # A paused operator may be about to name the member that it has had admitted. Its loss and
+        # that of another one would be the loss of a majority, until the change is cancelled.
+        is_member = any(
+            member.id == lost.control.identity.member_id for member in configuration.members
+        )
+        return is_member or self._change is None or self._change.done()
 
     async def _replace(self, random: Random) -> None:
         """Put a machine in the place of a member: one that has lost its disk, or the spare."""

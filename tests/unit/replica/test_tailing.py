@@ -154,6 +154,31 @@ async def test_manifest_never_names_unarchived_objects() -> None:
         assert seen <= max(await cluster.wal())
 
 
+@virtual_time(seed=1)
+async def test_an_object_behind_a_gap_in_the_archive_proves_nothing() -> None:
+    """An object that is read from the store before older ones are there is not noted as archived.
+
+    A safekeeper archives several objects at once.
+    """
+    async with tailed(manifest_interval_ms=500) as (cluster, engine):
+        for _ in range(3):
+            await cluster.put(a=b"1")
+            cluster.seal()
+        await pass_s(3)
+        assert engine.watermark.seq == cluster.seq
+        last = engine.applier.position.wal_id
+        assert last is not None
+        known = engine.applier.archived_wal_id
+        found = await engine.unarchived_object(last)
+        assert found is not None
+        engine.applier.apply_object(found)  # as if it had been read from the store
+        assert engine.applier.archived_wal_id == known
+        assert await engine.unarchived_object(last) is not None
+        await cluster.archive()
+        await pass_s(30)
+        assert engine.applier.archived_wal_id == last
+
+
 def now_s() -> float:
     return asyncio.get_running_loop().time()
 
