@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from shalekv.errors import ShaleError
+from shalekv.errors import ShaleError, raise_if
 
 Waiter: TypeAlias = asyncio.Future[None]
 
@@ -87,13 +87,12 @@ class SingleFlight:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a caller waits for the next poll."""
+        """Return whether a caller waits for the next poll."""
         return bool(self._waiting)
 
     async def next(self) -> None:
         """Wait for the end of a poll that begins after this call. Raises the error of that poll."""
-        if self._error is not None:
-            raise self._error.with_traceback(None)  # or it would grow with each call
+        raise_if(self._error)
         if self._is_closed:
             return
         waiter = new_waiter()

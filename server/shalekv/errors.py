@@ -569,3 +569,12 @@ class WatchTooSlow(ShaleError):
         """`next_seq` is the first commit whose events were not delivered."""
         super().__init__(message)
         self.next_seq = next_seq
+
+
+def raise_if(error: ShaleError | None) -> None:
+    """Raise the error if there is one. Its earlier traceback is dropped, else it would grow."""
+    try:
+        if error is not None:
+            raise error.with_traceback(None)
+    finally:
+        del error  # it refers to this frame

@@ -1,4 +1,4 @@
-"""Texts for counts, times and durations, and for the trouble of a process."""
+"""Texts for counts, times, durations and trouble, and the names of the health services."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class _Backoff:
 
     @property
     def is_on(self) -> bool:
-        """Whether it is too early to open a session."""
+        """Return whether the delay after a failure is not over yet."""
         return asyncio.get_running_loop().time() < self._ends_at_s
 
     def failed(self, reason: ShaleKVError, *, has_answered: bool) -> None:

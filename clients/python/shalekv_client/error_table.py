@@ -238,7 +238,7 @@ class Ending:
 
     @property
     def is_made_up(self) -> bool:
-        """Whether gRPC itself may have made the status up: it only says that the stream is over."""
+        """Return whether gRPC may have made the status itself when the stream ended."""
         return self.status_code is grpc.StatusCode.INTERNAL and not self.metadata
 
 

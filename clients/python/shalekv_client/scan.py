@@ -102,7 +102,9 @@ class ScanPosition:
 
     @property
     def can_resume(self) -> bool:
-        """Whether the scan can continue behind the last message after its call has broken off."""
+        """Return whether the scan can continue behind the last message after its call has broken
+        off.
+        """
         return self.request.resumable and bool(self.token)
 
 
@@ -117,7 +119,7 @@ class ScanOrder:
 
     @property
     def is_at_snapshot(self) -> bool:
-        """Whether the scan reads a snapshot, so that any server can continue it."""
+        """Return whether the scan reads a snapshot, so that any server can continue it."""
         return bool(self.request.header.snapshot_id)
 
 

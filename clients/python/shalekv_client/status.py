@@ -48,7 +48,7 @@ class ReaderStatus:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether a server can answer calls of one kind, reads or writes, and why not."""
+    """Readiness of a server for calls of one kind, reads or writes, and why it lacks."""
 
     is_ready: bool
     cause: str = ""  # in two words, such as "store unreachable"

@@ -242,7 +242,7 @@ class SessionStream:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer is due."""
+        """Return whether an answer is due."""
         return bool(self._unanswered)
 
     async def run(self) -> ShaleKVError:

@@ -141,7 +141,7 @@ class _EventQueue:
 
     @property
     def is_half_free(self) -> bool:
-        """Whether a watch that was parked should continue."""
+        """Return whether a watch that was parked should continue."""
         return self.held_bytes <= self._bytes_max // 2
 
 
@@ -219,7 +219,7 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the watch is closed or has failed."""
+        """Return whether the watch is closed or has failed."""
         return self._state is _State.CLOSED or self._failure is not None
 
     async def opened(self) -> int:

@@ -46,12 +46,12 @@ class SstContents:
 
     @property
     def may_commit_load(self) -> bool:
-        """Whether control records are possible: they come without clients' entries."""
+        """Return whether control records are possible: they come without clients' entries."""
         return self.other_count > 0 and not self.bounded_count
 
     @property
     def is_unnumbered(self) -> bool:
-        """Whether entries were written before their sequence number was known.
+        """Return whether entries were written before their sequence number was known.
 
         The list that names the SST has the number, one for all of them.
         """

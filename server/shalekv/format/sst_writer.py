@@ -212,7 +212,7 @@ class SstWriter:
 
     @property
     def _takes_control(self) -> bool:
-        """Whether control records are allowed: only in WAL objects without keys."""
+        """Return whether control records are allowed: only in WAL objects without keys."""
         is_wal = parse_wal_name(self._properties.name) is not None
         return is_wal and not self._tally.contents().bounded_count
 

@@ -149,7 +149,7 @@ async def list_objects(store: CasStore) -> list[Listed]:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether this is the name of a manifest, a WAL object or an SST."""
+    """Return whether this is the name of a manifest, a WAL object or an SST."""
     parsers = (names.parse_manifest_name, names.parse_wal_name, names.parse_level_name)
     return any(parse(name) is not None for parse in parsers)
 

@@ -56,7 +56,9 @@ class AcceptorState:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether it has promised nothing and its log is empty: no writer has contacted it yet."""
+        """Return whether it has promised nothing and its log is empty: no writer has contacted it
+        yet.
+        """
         return self.promise == NO_BALLOT and not self.log.last.lsn
 
 
@@ -200,7 +202,7 @@ def step_relayed(state: AcceptorState, message: Append, *, has_space: bool = Tru
 
 
 def has_taken(state: AcceptorState, stream: int, message: Append) -> bool:
-    """Whether an append that came on `stream` is in the log. To be called after its step."""
+    """Return whether an append that came on `stream` is in the log. To be called after its step."""
     if stream != state.leader or message.ballot != state.promise:
         return False
     return not message.records or message.records[-1].lsn <= state.log.last.lsn
@@ -294,7 +296,7 @@ def _common_end(state: AcceptorState, message: Elected) -> LogEnd | None:
 
 
 def _differs_behind(common: LogEnd, log: LogShape, ballot: Ballot) -> bool:
-    """Whether the log has records behind `common` that the leader does not have (CE4).
+    """Return whether the log has records behind `common` that the leader does not have (CE4).
 
     Records that this leader wrote itself, on another stream, stay: they are newer than the message
     (CE10).

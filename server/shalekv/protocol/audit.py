@@ -63,7 +63,7 @@ class FindingKind(enum.StrEnum):
 
     @property
     def is_damage(self) -> bool:
-        """Whether something is wrong with the database."""
+        """Return whether something is wrong with the database."""
         return self not in (FindingKind.ORPHAN, FindingKind.UNREADABLE)
 
 
@@ -197,7 +197,7 @@ def _shared_numbers(name: str, ssts: Sequence[SstInfo]) -> Iterator[Finding]:
 
 
 def _overlap(one: SstInfo, other: SstInfo) -> bool:
-    """Whether two SSTs share more than a bound."""
+    """Return whether two SSTs share more than a bound."""
     low, high = sorted((one, other), key=attrgetter("first_key"))
     return upper_bound(low) > high.first_key or low.first_key == high.first_key
 

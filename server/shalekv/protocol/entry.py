@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     expire_at_ms: int = NO_EXPIRY
 
     def is_visible(self, now_ms: int) -> bool:
-        """Whether a read at logical time `now_ms` gets a value from this version."""
+        """Return whether a read at logical time `now_ms` gets a value from this version."""
         return self.kind is Kind.PUT and not 0 < self.expire_at_ms <= now_ms
 
 
@@ -51,7 +51,7 @@ class KeyRange(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the range contains no key."""
+        """Return whether the range contains no key."""
         return bool(self.end) and self.start >= self.end
 
 
@@ -160,7 +160,9 @@ class RangeTombstones:
         return Entry(key, fragment.seq, Kind.TOMBSTONE)
 
     def hides(self, entry: Entry) -> bool:
-        """Whether one of these deletes `entry`. Entries of the same commit are not deleted."""
+        """Return whether one of these deletes `entry`. Entries of the same commit are not
+        deleted.
+        """
         fragment = self.over(entry.key)
         return fragment is not None and entry.seq < fragment.seq
 

@@ -60,7 +60,7 @@ class WalListing:
         return slot
 
     def misses_an_object(self, *, width: int | None, last_seen: int | None) -> bool:
-        """Whether an object was lost: the first gap cannot be a slot that was never filled.
+        """Return whether an object was lost: the first gap cannot be a slot that was never filled.
 
         The gap was filled once if it was seen, or if there is an object behind it that no writer
         with `width` objects in flight could have written before it. None: any could.
@@ -118,11 +118,11 @@ class FenceRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run is long enough that no older writer can pass it."""
+        """Return whether the run is long enough that no older writer can pass it."""
         return self.length >= self.width
 
     def counts_in(self, manifest: Manifest) -> bool:
-        """Whether all fences so far count.
+        """Return whether all fences so far count.
 
         REQUIRES: `manifest` was read after they were created.
         """
@@ -247,7 +247,8 @@ def check_owner(manifest: Manifest, own: WriterId) -> None:
 
 
 def run_counts(run: FenceRun, manifest: Manifest, own: WriterId) -> bool:
-    """Whether the run is complete and all its fences count, so that older writers are fenced.
+    """Return whether the run is complete and all its fences count, so that older writers are
+    fenced.
 
     REQUIRES: `manifest` was read after the last fence was created. Raises as `check_owner`.
     """

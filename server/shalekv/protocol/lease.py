@@ -67,7 +67,7 @@ def leased_sst_id(lease_id: bytes, random_bytes: bytes) -> bytes:
 
 
 def protects(lease_id: bytes, sst_id: bytes) -> bool:
-    """Whether an object with this id was written under this lease."""
+    """Return whether an object with this id was written under this lease."""
     return lease_id[:_STEM_BYTES] == sst_id[:_STEM_BYTES]
 
 
@@ -93,7 +93,7 @@ def without_lease(manifest: Manifest, lease_id: bytes) -> Manifest:
 
 
 def has_lease(manifest: Manifest, lease_id: bytes) -> bool:
-    """Whether the manifest has the lease."""
+    """Return whether the manifest has the lease."""
     return any(lease.id == lease_id for lease in manifest.leases)
 
 
@@ -143,7 +143,9 @@ def hold_wal(manifest: Manifest, holder: str, wal_id_min: int, expire_time_s: in
 
 
 def holds_wal(manifest: Manifest, holder: str, wal_id_min: int, expire_time_s: int) -> bool:
-    """Whether the manifest contains the edit `hold_wal` or a later one of this holder (F2)."""
+    """Return whether the manifest contains the edit `hold_wal` or a later one of this holder
+    (F2).
+    """
     found = find_wal_lease(manifest, holder)
     if found is None or found.wal_id_min is None:
         return False
@@ -190,7 +192,7 @@ class ObservedLease:
     seen_ms: float
 
     def is_over(self, now_ms: float) -> bool:
-        """Whether the lease was released, or its holder has had a whole TTL to renew it."""
+        """Return whether the lease was released, or its holder has had a whole TTL to renew it."""
         return self.lease.is_released or self.left_ms(now_ms) <= 0
 
     def left_ms(self, now_ms: float) -> float:
@@ -232,5 +234,5 @@ def next_poll_wait_ms(
 
 
 def is_outdated(lease_id: int, current_id: int) -> bool:
-    """Whether the lease `lease_id` may be deleted while `current_id` is the current one."""
+    """Return whether the lease `lease_id` may be deleted while `current_id` is the current one."""
     return lease_id < current_id - KEPT

@@ -177,7 +177,7 @@ def register_load(manifest: Manifest, load: PendingLoad, *, oldest_ms: int) -> M
 
 
 def is_pending(manifest: Manifest, load_id: str) -> bool:
-    """Whether the load is registered and its record is not compacted."""
+    """Return whether the load is registered and its record is not compacted."""
     return any(load.load_id == load_id for load in manifest.pending_loads)
 
 

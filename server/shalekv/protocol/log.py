@@ -113,14 +113,14 @@ class LogState:
 
     @property
     def takes_dependents(self) -> bool:
-        """Whether a group may contain commits that depend on commits before them.
+        """Return whether a group may contain commits that depend on commits before them.
 
         Such a commit lands together with all that it depends on, or after it, never without it.
         """
         return self.is_ordered or not self.slots
 
     def may_take(self, *, writes: bool, depends_on_state: bool, is_load: bool) -> bool:
-        """Whether the commit at the front of the queue may get a slot now.
+        """Return whether the commit at the front of the queue may get a slot now.
 
         The window itself is bounded, not only the number of uploads. So an opener that finds a gap
         knows how far behind it an object can be, and few objects are durable behind a gap.

@@ -134,7 +134,7 @@ class Manifest:
 
     @property
     def is_log_in_store(self) -> bool:
-        """Whether the WAL objects are the whole log.
+        """Return whether the WAL objects are the whole log.
 
         With safekeepers they are its archive, which may lack the newest records.
         """
@@ -142,7 +142,7 @@ class Manifest:
 
     @property
     def upload_window(self) -> int | None:
-        """How many slots may be empty before a filled one; None: the manifest does not know.
+        """Maximum number of empty slots before a filled one; None: the manifest does not know.
 
         Writers have at most `fence_width` objects in flight. A safekeeper that archives several
         objects at once may die, and then a slot stays empty until another one goes on.
@@ -161,7 +161,7 @@ def upper_bound(info: SstInfo) -> bytes:
 
 
 def overlaps(info: SstInfo, keys: KeyRange) -> bool:
-    """Whether the SST's range, both ends included, contains a key of `keys`."""
+    """Return whether the SST's range, both ends included, contains a key of `keys`."""
     return upper_bound(info) >= keys.start and (not keys.end or info.first_key < keys.end)
 
 
@@ -240,7 +240,7 @@ class Version:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the levels hold no user key."""
+        """Return whether the levels hold no user key."""
         return not self.l0 and not self.runs
 
     def sources_of(self, key: bytes) -> Iterator[SstInfo]:

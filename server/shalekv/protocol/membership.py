@@ -80,7 +80,7 @@ class Configuration:
 
     @property
     def is_joint(self) -> bool:
-        """Whether a change of members is under way."""
+        """Return whether a change of members is under way."""
         return bool(self.next)
 
     @property
@@ -93,11 +93,13 @@ class Configuration:
         return (self.members, self.next) if self.next else (self.members,)
 
     def is_majority(self, ids: Collection[bytes]) -> bool:
-        """Whether these ids are a majority of the members, and of the next members if any."""
+        """Return whether these ids are a majority of the members, and of the next members if
+        any.
+        """
         return all(_count(members, ids) > len(members) // 2 for members in self._sets)
 
     def is_majority_of_next(self, ids: Collection[bytes]) -> bool:
-        """Whether these ids are a majority of the next members."""
+        """Return whether these ids are a majority of the next members."""
         return _count(self.next, ids) > len(self.next) // 2
 
     def reached_by_majority(self, reached: Callable[[bytes], int]) -> int:
@@ -135,7 +137,9 @@ def close_generation(manifest: Manifest, generation: int) -> Manifest:
 
 
 def may_replace_first_members(manifest: Manifest) -> bool:
-    """Whether the members are those of the creation, and no writer has opened the database."""
+    """Return whether the members are those of the creation, and no writer has opened the
+    database.
+    """
     return manifest.wal_generation == FIRST_GENERATION and not manifest.writer_epoch
 
 
@@ -360,7 +364,9 @@ def trim_mark(
 
 
 def is_archived(wal_id: int, tip: int | None) -> bool:
-    """Whether an object is in an archive with all objects up to `tip` (None: it is empty)."""
+    """Return whether an object is in an archive with all objects up to `tip` (None: it is
+    empty).
+    """
     return tip is not None and wal_id <= tip
 
 
@@ -376,7 +382,7 @@ class TakeoverTimer:
         return self if first_waiting == self.wal_id else TakeoverTimer(first_waiting, now_ms)
 
     def has_ended(self, now_ms: float, *, takeover_ms: float, place: int) -> bool:
-        """Whether this member has to archive now.
+        """Return whether this member has to archive now.
 
         A member with a higher `place` waits `takeover_ms` longer, so that those before try first.
         """

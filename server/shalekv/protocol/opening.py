@@ -152,7 +152,7 @@ def finish_opening(
 
 
 def is_opening_finished(manifest: Manifest, own: WriterId, *, snapshot_id: bytes) -> bool:
-    """Whether `finish_opening` is contained in `manifest` (F2)."""
+    """Return whether `finish_opening` is contained in `manifest` (F2)."""
     return (
         manifest.writer_nonce == own.nonce
         and manifest.fence_width == manifest.max_parallel_writes

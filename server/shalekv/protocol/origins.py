@@ -102,13 +102,15 @@ def make_pin_permanent(parent: Manifest, snapshot_id: bytes, *, now_s: float) ->
 
 
 def is_pin_permanent(parent: Manifest, snapshot_id: bytes) -> bool:
-    """Whether the manifest of the parent contains the edit `make_pin_permanent`."""
+    """Return whether the manifest of the parent contains the edit `make_pin_permanent`."""
     found = find_snapshot(parent, snapshot_id)
     return found is not None and is_pin(found)
 
 
 def is_pin(snapshot: Snapshot) -> bool:
-    """Whether the snapshot is a permanent pin: it keeps SSTs for a clone until it is removed."""
+    """Return whether the snapshot is a permanent pin: it keeps SSTs for a clone until it is
+    removed.
+    """
     return snapshot.ssts_only and snapshot.snapshot_expire_time_s == NEVER
 
 
@@ -122,7 +124,9 @@ def first_write_id(database_id: bytes) -> bytes:
 
 
 def is_untouched(clone: Manifest) -> bool:
-    """Whether neither a writer nor a compactor has opened the clone, so that it has no own data."""
+    """Return whether neither a writer nor a compactor has opened the clone, so that it has no own
+    data.
+    """
     return clone.writer_nonce == clone.compactor_nonce == NO_NONCE
 
 

@@ -62,7 +62,7 @@ class Candidacy:
 
     @property
     def is_won(self) -> bool:
-        """Whether a majority has promised to follow no lower ballot."""
+        """Return whether a majority has promised to follow no lower ballot."""
         return self.configuration.is_majority(self.votes.keys())
 
     @property
@@ -186,7 +186,9 @@ class Leader:
 
     @property
     def may_finish_change(self) -> bool:
-        """Whether a majority of the next members has all committed records, our fence included."""
+        """Return whether a majority of the next members has all committed records, our fence
+        included.
+        """
         if not self.configuration.is_joint or self.committed_lsn < self.first_own_lsn:
             return False
         wanted_lsn = self.committed_lsn

@@ -42,7 +42,7 @@ class Ballot(NamedTuple):
     nonce: bytes
 
     def is_superseded_by(self, promise: Ballot) -> bool:
-        """Whether a member with this promise refuses the ballot (CE14)."""
+        """Return whether a member with this promise refuses the ballot (CE14)."""
         return promise.epoch >= self.epoch and promise != self
 
 
@@ -92,7 +92,7 @@ class Record:
         return LogEnd(self.lsn, self.epoch, self.checksum, self.wal_id, self.ends_object)
 
     def follows(self, mark: LogEnd) -> bool:
-        """Whether the record can be appended to a log that ends with `mark` (CE11)."""
+        """Return whether the record can be appended to a log that ends with `mark` (CE11)."""
         return (
             self.lsn == mark.lsn + 1
             and self.epoch >= mark.epoch
@@ -134,11 +134,11 @@ class LogShape:
         return self.sections[-1].last if self.sections else self.base
 
     def __contains__(self, lsn: object) -> bool:
-        """Whether the record with this lsn is in the log or is its base."""
+        """Return whether the record with this lsn is in the log or is its base."""
         return isinstance(lsn, int) and self.base.lsn <= lsn <= self.last.lsn
 
     def holds(self, mark: LogEnd) -> bool:
-        """Whether this very record is in the log or is its base."""
+        """Return whether this very record is in the log or is its base."""
         return mark.lsn in self and self.epoch_at(mark.lsn) == mark.epoch
 
     def epoch_at(self, lsn: int) -> int:

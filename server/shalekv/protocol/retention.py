@@ -100,7 +100,7 @@ class RetentionVerdict:
 
     @property
     def may_delete(self) -> bool:
-        """Whether the object may be deleted."""
+        """Return whether the object may be deleted."""
         return self.reason in _DELETABLE
 
 
@@ -117,7 +117,7 @@ class Listed:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether its name is not one that ShaleKV gives."""
+        """Return whether its name is not one that ShaleKV gives."""
         return self.number is None and self.sst_id is None
 
 
@@ -389,7 +389,9 @@ def _c_of(live: LiveObjects) -> str:
 
 
 def is_lease_expired(lease: Lease, now_s: float) -> bool:
-    """Whether the lease has expired at `now_s` of the store's clock, so that `expire` drops it."""
+    """Return whether the lease has expired at `now_s` of the store's clock, so that `expire` drops
+    it.
+    """
     return lease.expire_time_s != NEVER and lease.expire_time_s < now_s
 
 
@@ -413,7 +415,7 @@ def expire(
 def is_expiry_published(
     manifest: Manifest, now_s: float, cutoff_ms: int, *, retained: int | None = None
 ) -> bool:
-    """Whether the manifest contains the edit `expire` with these arguments (F2).
+    """Return whether the manifest contains the edit `expire` with these arguments (F2).
 
     Another collector's edit counts as well: only the contents of the manifest matter.
     """
@@ -421,7 +423,7 @@ def is_expiry_published(
 
 
 def is_edit_needed(current: Manifest, expired: Manifest, deletable: Iterable[Listed]) -> bool:
-    """Whether `expired` must be published before the objects `deletable` are deleted.
+    """Return whether `expired` must be published before the objects `deletable` are deleted.
 
     `deletable` are the objects that may be deleted if `expired` is current. No edit is needed for
     objects that are older than the published cutoff: no edit that has not seen it can succeed any

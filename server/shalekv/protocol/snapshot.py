@@ -28,7 +28,7 @@ NEVER = 0  # as `snapshot_expire_time_s`: the snapshot does not expire
 
 
 def is_expired(snapshot: Snapshot, now_s: float) -> bool:
-    """Whether the snapshot has expired at `now_s` of the store's clock.
+    """Return whether the snapshot has expired at `now_s` of the store's clock.
 
     Collectors may remove it then, so nothing may rely on it.
     """
@@ -41,7 +41,7 @@ def find_snapshot(manifest: Manifest, snapshot_id: bytes) -> Snapshot | None:
 
 
 def has_snapshot(manifest: Manifest, snapshot_id: bytes) -> bool:
-    """Whether the manifest has a snapshot with this id, expired or not."""
+    """Return whether the manifest has a snapshot with this id, expired or not."""
     return find_snapshot(manifest, snapshot_id) is not None
 
 

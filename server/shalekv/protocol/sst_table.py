@@ -176,7 +176,7 @@ class SstTable:
         )
 
     def holds_any(self, ids: Iterable[bytes]) -> bool:
-        """Whether the table has one of these SSTs. Takes 15 ms for 100,000 rows."""
+        """Return whether the table has one of these SSTs. Takes 15 ms for 100,000 rows."""
         return not set(_ids(self.ids)).isdisjoint(ids)
 
     def replace(self, removed_ids: Iterable[bytes], added: Iterable[SstInfo]) -> SstTable:

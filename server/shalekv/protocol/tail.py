@@ -19,7 +19,7 @@ from shalekv.protocol.quorum_records import LogEnd, LogHealth, LogShape, Record
 
 
 def is_new_writer(epoch: int, known_epoch: int) -> bool:
-    """Whether an object of `epoch` shows a newer writer than was known.
+    """Return whether an object of `epoch` shows a newer writer than was known.
 
     Before a replica calls itself fresh, it then reads the manifest: that writer may have switched
     the WAL mode, or have a wider window.
@@ -59,7 +59,7 @@ def furthest_commit(answers: Mapping[bytes, MemberTail]) -> int:
 
 
 class RecordStatus(enum.Enum):
-    """Whether a replica can apply a record at its position."""
+    """Relation of a record to the position of a replica."""
 
     KNOWN = 1  # it is applied
     NEXT = 2  # it is the next to apply
@@ -82,7 +82,7 @@ class AppliedPosition:
 
     @property
     def is_open(self) -> bool:
-        """Whether a part of the next object is applied."""
+        """Return whether a part of the next object is applied."""
         return self.last is not None and self.last.wal_id == self.next_wal_id
 
     def status_of(self, record: Record) -> RecordStatus:
@@ -112,7 +112,8 @@ class AppliedPosition:
         return AppliedPosition(record.wal_id - 1 if record.wal_id else None, record.mark)
 
     def holds(self, newest: LogEnd) -> bool:
-        """Whether all records up to `newest` are applied, or the ones committed in their place.
+        """Return whether all records up to `newest` are applied, or the ones committed in their
+        place.
 
         REQUIRES: `newest` comes from `newest_of_majority`.
         """
@@ -147,7 +148,8 @@ def choose(
 
 
 def _keeps(log: LogShape, wal_id: int) -> bool:
-    """Whether the member can send this object from its first record on, now or once it has it.
+    """Return whether the member can send this object from its first record on, now or once it has
+    it.
 
     A member cannot if it has trimmed the object. Nor can it if its log was never written to: such a
     log begins behind the archive, wherever that ends.

@@ -45,7 +45,7 @@ class DatabaseState(Protocol):
         ...
 
     def has_keys(self, keys: KeyRange) -> bool:
-        """Whether any key of the range has a value. Raises `RangeTooCostly`."""
+        """Return whether any key of the range has a value. Raises `RangeTooCostly`."""
         ...
 
 
@@ -190,7 +190,7 @@ class Decision:
 
     @property
     def writes(self) -> bool:
-        """Whether the transaction changes anything."""
+        """Return whether the transaction changes anything."""
         return bool(self.changes or self.deleted)
 
 
@@ -214,7 +214,7 @@ class Transaction:
 
     @property
     def depends_on_state(self) -> bool:
-        """Whether its outcome depends on what is in the database."""
+        """Return whether its outcome depends on what is in the database."""
         return bool(self.compares) or any(isinstance(e, Get | Add | Expire) for e in self.then)
 
     def needs(self, record_key: bytes = b"") -> Needs:

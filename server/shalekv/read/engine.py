@@ -74,7 +74,9 @@ class ReadEngine(Protocol):
 
     @property
     def is_pushed(self) -> bool:
-        """Whether commits come to this process without polls: `catch_up` brings none sooner."""
+        """Return whether commits come to this process without polls: `catch_up` brings none
+        sooner.
+        """
         ...
 
     @property

@@ -143,7 +143,7 @@ class _BlockSearch:
 
     @property
     def is_searched(self) -> bool:
-        """Whether the block was searched."""
+        """Return whether the block was searched."""
         return bool(self.found)
 
     def run(self, block: Block) -> None:
@@ -152,7 +152,7 @@ class _BlockSearch:
 
 
 class _Step(NamedTuple):
-    """What filter, index and range tombstones of one SST say about a key."""
+    """Answers of filter, index and range tombstones of one SST about a key."""
 
     search: _BlockSearch | None  # None: the SST has no entry of the key
     hidden_below_seq: int  # by a range tombstone of this SST; `NOT_HIDDEN`: by none

@@ -83,7 +83,7 @@ class ReadPins:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether this process protects what it reads."""
+        """Return whether this process protects what it reads."""
         return self._ttl_s is not None
 
     @property
@@ -93,17 +93,19 @@ class ReadPins:
 
     @property
     def is_renewal_due(self) -> bool:
-        """Whether the lives of the snapshots should be extended."""
+        """Return whether the lives of the snapshots should be extended."""
         return self._ttl_s is not None and self._age_ms >= self._ttl_s * 1_000 / RENEWED_PARTS
 
     @property
     def is_edit_due(self) -> bool:
-        """Whether `edit` has anything to renew or to remove."""
+        """Return whether `edit` has anything to renew or to remove."""
         return self.is_enabled and (self.is_renewal_due or bool(self._unused()))
 
     @property
     def is_unexpired(self) -> bool:
-        """Whether no snapshot of the last edit can have expired yet, by this process's clock."""
+        """Return whether no snapshot of the last edit can have expired yet, by this process's
+        clock.
+        """
         if self._ttl_s is None:
             return False
         life_ms = self._ttl_s * 1_000

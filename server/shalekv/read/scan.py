@@ -76,7 +76,7 @@ class Merge:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything is read."""
+        """Return whether everything is read."""
         return not self._cursors
 
     async def fetch(self) -> bool:

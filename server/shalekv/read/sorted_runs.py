@@ -73,7 +73,7 @@ class Cursor:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing is left of the window."""
+        """Return whether nothing is left of the window."""
         return self.low >= self.high
 
 

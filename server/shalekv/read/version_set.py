@@ -83,12 +83,16 @@ class VersionSet:
 
     @property
     def is_surely_protected(self) -> bool:
-        """Whether the snapshots cannot have expired yet, whatever others did to the manifest."""
+        """Return whether the snapshots cannot have expired yet, whatever others did to the
+        manifest.
+        """
         return not self.is_lost and self.pins.is_unexpired
 
     @property
     def is_lost(self) -> bool:
-        """Whether the manifest that was seen last does not protect the current version any more."""
+        """Return whether the manifest that was seen last does not protect the current version any
+        more.
+        """
         return self.pins.is_enabled and not self.pins.protects(self.current)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shalekv.concurrency import Waiter, complete, new_waiter
-from shalekv.errors import ShaleError
+from shalekv.errors import ShaleError, raise_if
 
 
 def _do_nothing() -> None:
@@ -32,7 +32,7 @@ class Watermark:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no commit has landed behind a gap: the prefix has all that is durable."""
+        """Return whether no commit has landed behind a gap: the prefix has all that is durable."""
         return self.landed_seq == self.seq
 
     def has_whole(self, wal_id: int) -> bool:
@@ -60,8 +60,7 @@ class Watermark:
         """Wait until the prefix contains commit `seq`. Raises the error given to `fail`."""
         if self.seq >= seq:
             return
-        if self._failed is not None:
-            raise self._failed.with_traceback(None)  # its traceback would grow with each call
+        raise_if(self._failed)
         waiter = new_waiter()
         self._waiters[waiter] = seq
         self._on_wait()

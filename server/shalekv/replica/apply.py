@@ -84,7 +84,7 @@ class UnarchivedBuffer:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether it is time to check what is archived by now."""
+        """Return whether it is time to check what is archived by now."""
         return self.size_bytes > self._bytes_max // 2
 
     def add(self, record: Record) -> None:
@@ -120,7 +120,7 @@ class MemoryLimit:
         self.is_full = False  # at the last check
 
     def check(self, used_bytes: int) -> bool:
-        """Whether memory is full: nothing more is applied before some of it is compacted."""
+        """Return whether memory is full: nothing more is applied before some of it is compacted."""
         is_full = used_bytes >= self.bytes_max
         if is_full and not self.is_full:
             log.warning("memory is full: waiting for the compactor", used_bytes=used_bytes)
@@ -171,7 +171,7 @@ class LogApplier:
 
     @property
     def memtable(self) -> Memtable:
-        """What is applied and not in the levels yet."""
+        """Commits that are applied and not in the levels yet."""
         return self._replayed.memtable
 
     def now_ms(self) -> int:
@@ -188,7 +188,7 @@ class LogApplier:
         return memtable.size_bytes + memtable.held_bytes + self.unarchived.size_bytes
 
     def is_memory_full(self) -> bool:
-        """Whether nothing more can be applied before some of it is compacted or archived."""
+        """Return whether nothing more can be applied before some of it is compacted or archived."""
         return self.memory.check(self.memory_bytes)
 
     def apply_object(self, found: Sst) -> None:

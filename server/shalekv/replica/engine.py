@@ -17,6 +17,7 @@ from shalekv.errors import (
     ShaleError,
     SnapshotNotFound,
     Stopping,
+    raise_if,
 )
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
@@ -208,7 +209,7 @@ class ReplicaEngine:
 
     @property
     def is_pushed(self) -> bool:
-        """Whether a live tail delivers commits, so that polling finds nothing sooner."""
+        """Return whether a live tail delivers commits, so that polling finds nothing sooner."""
         return self.follower.is_pushed
 
     @property
@@ -233,9 +234,7 @@ class ReplicaEngine:
 
     def check_serving(self) -> None:
         """Raise the error that ended this engine. Reads are still answered after `close`."""
-        if self._end.error is not None:
-            # Else the traceback would grow with each call.
-            raise self._end.error.with_traceback(None)
+        raise_if(self._end.error)
 
     def committed(self, key: bytes) -> Entry | None:
         """Return the newest version of `key` in memory; None: the levels decide."""

@@ -94,7 +94,7 @@ class Follower:
 
     @property
     def may_leave_gaps(self) -> bool:
-        """Whether the writer may have several objects in flight, or is not known yet."""
+        """Return whether the writer may have several objects in flight, or is not known yet."""
         manifest = self._stored.current
         if not manifest.is_log_in_store:
             return False  # objects are archived in their order
@@ -103,12 +103,12 @@ class Follower:
 
     @property
     def is_pushed(self) -> bool:
-        """Whether a live tail delivers commits, so that polling finds nothing sooner."""
+        """Return whether a live tail delivers commits, so that polling finds nothing sooner."""
         return self.tail is not None and self.tail.is_live
 
     @property
     def _is_behind_levels(self) -> bool:
-        """Whether the levels hold slots that were not applied and are not found in the log.
+        """Return whether the levels hold slots that were not applied and are not found in the log.
 
         The ids between are those that a switch to safekeepers left out.
         """
@@ -255,7 +255,7 @@ class Follower:
         return found, False
 
     async def _is_answer_valid(self, first: int) -> bool:
-        """Whether what was read from slot `first` on, or its absence, belongs to the log."""
+        """Return whether what was read from slot `first` on, or its absence, belongs to the log."""
         levels = self._levels
         if levels.is_surely_protected:
             return True
@@ -272,7 +272,7 @@ class Follower:
         return False
 
     async def _is_gap(self) -> bool:
-        """Whether anything may be acknowledged behind the next slot, which is empty."""
+        """Return whether anything may be acknowledged behind the next slot, which is empty."""
         self.gaps.end_before(self.next_wal_id)
         if not self.may_leave_gaps:
             return False

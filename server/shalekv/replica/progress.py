@@ -129,7 +129,7 @@ class GapTimer:
 
     @property
     def is_open(self) -> bool:
-        """Whether the next object is missing although later ones exist."""
+        """Return whether the next object is missing although later ones exist."""
         return self._since_ms is not None
 
     @property

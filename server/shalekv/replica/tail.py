@@ -70,11 +70,11 @@ class RecordApplier:
 
     @property
     def position(self) -> AppliedPosition:
-        """How far the log is applied."""
+        """Position up to which the log is applied."""
         return self._applier.position
 
     def is_memory_full(self) -> bool:
-        """Whether nothing more can be applied before some of it is compacted or archived."""
+        """Return whether nothing more can be applied before some of it is compacted or archived."""
         return self._applier.is_memory_full()
 
     async def apply(self, record: Record) -> None:

@@ -33,6 +33,7 @@ from shalekv.errors import (
     Overloaded,
     ShaleError,
     StreamTooSlow,
+    raise_if,
 )
 from shalekv.read.memory_budget import MemoryBudget
 from shalekv.rpc.call_counts import CallCounts, MethodCount, TimedCall
@@ -394,8 +395,7 @@ class Adapter:
 
     @contextmanager
     def _in_progress(self, *, is_awaited: bool = True) -> Iterator[None]:
-        if self._refusal is not None:
-            raise self._refusal.with_traceback(None)  # or it would grow with each call
+        raise_if(self._refusal)
         if len(self._in_calls) >= self._calls_max:
             message = f"{len(self._in_calls)} calls are in progress, and no more are allowed"
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from google.protobuf.message import Message
 
 from shalekv.concurrency import FifoLock
-from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow
+from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow, raise_if
 from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget, Stream
 from shalekv.rpc.call_counts import CallCounts, MethodCount
 from shalekv.server.service import Answer, Call, KvService
@@ -49,7 +49,7 @@ class HeldMemory:
 
     @property
     def may_read(self) -> bool:
-        """Whether one more operation may be begun."""
+        """Return whether one more operation may be begun."""
         # If other sessions use up the budget, this one continues, one operation after the other.
         is_crowded = not self.budget.free_bytes and self.held_bytes > SMALL_BYTES
         return self.held_bytes <= self._bytes_max and not is_crowded
@@ -211,8 +211,7 @@ class Session:
             if not self._waiting:
                 if self._failure is not None:
                     raise self._failure
-                if self._refusal is not None:
-                    raise self._refusal.with_traceback(None)  # or it would grow with each stream
+                raise_if(self._refusal)
                 if self._is_read:
                     return
             await results.changed.wait()
@@ -279,8 +278,7 @@ class Session:
             raise InvalidRequest(f"operations[{index}].id", problem)
         if not kind:
             raise InvalidRequest(f"operations[{index}]", "no operation is set")
-        if self._refusal is not None:
-            raise self._refusal.with_traceback(None)
+        raise_if(self._refusal)
         if not operation.timeout_ms:
             return self._call
         deadline_ms = self._now_ms() + operation.timeout_ms

@@ -29,7 +29,7 @@ TEXT_BYTES_MAX = 700
 
 
 class Applied(StrEnum):
-    """Whether a write was applied, as its caller may conclude from an error."""
+    """Conclusion of a caller from an error: whether its write was applied."""
 
     NO = "no"
     UNKNOWN = "unknown"

@@ -76,7 +76,7 @@ class _Hurry:
 
     @property
     def is_asked(self) -> bool:
-        """Whether there is a request that is not accepted yet."""
+        """Return whether there is a request that is not accepted yet."""
         return self._asked.is_set()
 
     def accept(self, end_wal_id: int) -> None:
@@ -86,7 +86,7 @@ class _Hurry:
             self._end_wal_id = end_wal_id
 
     def concerns(self, wal_id: int) -> bool:
-        """Whether this slot has to be compacted at once."""
+        """Return whether this slot has to be compacted at once."""
         return wal_id < self._end_wal_id
 
     async def wait_asked(self) -> None:
@@ -105,12 +105,12 @@ class _BackgroundMerge:
 
     @property
     def is_running(self) -> bool:
-        """Whether a merge runs."""
+        """Return whether a merge runs."""
         return self._task is not None
 
     @property
     def has_ended(self) -> bool:
-        """Whether a merge has ended since `raise_failure` was called last."""
+        """Return whether a merge has ended since `raise_failure` was called last."""
         return self._ended.is_set()
 
     def raise_failure(self) -> None:
@@ -215,7 +215,7 @@ class Compactor:
 
     @property
     def counters(self) -> CompactionCounters:
-        """What this compactor has done so far."""
+        """Counts of what this compactor has done so far."""
         return self._compactions.counters
 
     @property

@@ -510,7 +510,7 @@ class Scans:
 
     @property
     def _wait_ms(self) -> int:
-        """How long a scan waits for memory: long enough for stalled ones to be ended."""
+        """Maximum wait of a scan for memory, ms: long enough for stalled ones to be ended."""
         return max(RESULT_WAIT_MS, STALLS_WAITED * self._limits.result_stalled_ms)
 
     def _ahead(self, opened: OpenView) -> AbstractAsyncContextManager[Share | None]:

@@ -424,7 +424,7 @@ class Writes:
             return message
         self._pending_replies.begin(reply.future, within_ms=self._left_ms(reply))
         answer = self._confirmed(reply.future, commit) if reply.is_confirmed else reply.future
-        return answer if reply.durability != ARCHIVED else self._when_durable(reply, answer)
+        return self._when_durable(reply, answer)
 
     def _when_durable(
         self, reply: _PendingReply[ReplyT], answer: Awaitable[ReplyT]

@@ -91,7 +91,7 @@ REMOVED: Mapping[str, str] = {
 
 
 def retirement(given: str, form: Callable[[str], str]) -> str:
-    """What became of the setting `given`; empty if it is not retired.
+    """Return what became of the setting `given`; empty if it is not retired.
 
     `form` maps a key such as ``writer.flush_bytes`` to its name in the source of `given`.
     """

@@ -88,7 +88,7 @@ class CredentialsFailed(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """Whether a retry may succeed without any change by an operator."""
+        """Return whether a retry may succeed without any change by an operator."""
         if isinstance(self.cause, boto.ClientError):
             status, code = _answered(self.cause)
             return not 400 <= status < 500 or code in _TRANSIENT_CODES  # noqa: PLR2004

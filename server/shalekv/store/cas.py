@@ -297,7 +297,7 @@ class CasStore:
     def _may_repeat(
         self, error: StoreUnavailable | StoreRefused, unanswered: int, refused_until_ms: float
     ) -> bool:
-        """Whether to repeat a request of which `unanswered` attempts had no answer."""
+        """Return whether to repeat a request of which `unanswered` attempts had no answer."""
         if isinstance(error, StoreUnavailable):
             return unanswered < self.settings.read_attempts
         return not self.refusals.is_final(error, refused_until_ms)

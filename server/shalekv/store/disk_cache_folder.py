@@ -98,7 +98,7 @@ def decode_part(part: CachedPart, contents: bytes) -> bytes | None:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a cache writes files of such names; others are left alone."""
+    """Return whether a cache writes files of such names; others are left alone."""
     return _OURS.fullmatch(name) is not None
 
 
@@ -125,7 +125,9 @@ class Eviction:
     left_bytes: int
 
     def includes(self, used_ms: int, size_bytes: int) -> bool:
-        """Whether to evict this file; if so, its size is subtracted from what is left to free."""
+        """Return whether to evict this file; if so, its size is subtracted from what is left to
+        free.
+        """
         if used_ms < self.from_ms:
             return True
         if used_ms >= self.until_ms or self.left_bytes <= 0:

@@ -165,7 +165,7 @@ class FileSystem:
         path.rmdir()
 
     def may_write(self, folder: Path) -> bool:
-        """Whether this process may make entries in a folder."""
+        """Return whether this process may make entries in a folder."""
         return os.access(folder, os.W_OK)
 
     def stat(self, path: Path) -> FileStatus:
@@ -464,7 +464,7 @@ class DurableFiles:
         return True
 
     def leaves_enough(self, folder: Path, size_bytes: int) -> bool:
-        """Whether enough of the disk stays free when `size_bytes` more of it are used."""
+        """Return whether enough of the disk stays free when `size_bytes` more of it are used."""
         if not self._free_bytes_min:
             return True
         with self.reading("statvfs", folder):

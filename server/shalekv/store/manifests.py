@@ -147,7 +147,9 @@ class StoredManifest:
         return edited if isinstance(outcome, Claimed) else None
 
     async def _has_landed(self, edited: Manifest, landed: Landed) -> bool:
-        """Whether the edit counts; only a list that is sent after the create can say (rule F2)."""
+        """Return whether the edit counts; only a list that is sent after the create can say (rule
+        F2).
+        """
         highest = await self._highest()
         if highest is not None and _id_of(highest) == edited.manifest_id:
             self._see(edited)
@@ -211,7 +213,7 @@ def _id_of(listed: ObjectInfo) -> int:
 
 
 def _may_be(read: ObjectInfo, listed: ObjectInfo) -> bool:
-    """Whether the object that was read can be the one that was listed.
+    """Return whether the object that was read can be the one that was listed.
 
     Some stores report whole seconds in one of the two replies. An object that was created again
     is younger by more than the age at which the first was collected.

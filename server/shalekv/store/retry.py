@@ -76,7 +76,9 @@ class RefusalPolicy:
         return self._clock.monotonic_ms() + self._sent.refusal_retry_ms
 
     def is_final(self, error: Exception, until_ms: float) -> bool:
-        """Whether `error` is a refusal that is not repeated; `until_ms` is of its request."""
+        """Return whether `error` is a refusal that is not repeated; `until_ms` is of its
+        request.
+        """
         if not isinstance(error, StoreRefused):
             return False
         may_pass = self._sent.was_accepted and error.may_pass

@@ -42,7 +42,7 @@ class CatchUpWatch(Watcher, Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed: nothing more is published to it."""
+        """Return whether it is closed: nothing more is published to it."""
         ...
 
     async def publish_when_free(self, event: ChangeEvent) -> None:
@@ -240,7 +240,7 @@ class _WalPass:
 
     @property
     def wants_previous(self) -> bool:
-        """Whether any of them wants the values before."""
+        """Return whether any of them wants the values before."""
         return self._subscriptions.wants_previous
 
     def open_watches(self) -> list[CatchUpWatch]:

@@ -187,7 +187,7 @@ class WatchConsumer:
 
     @property
     def is_due(self) -> bool:
-        """Whether the lease should be moved on, or renewed before it expires."""
+        """Return whether the lease should be moved on, or renewed before it expires."""
         now_ms = self._clock.monotonic_ms()
         if self._is_holding or now_ms - self._tried_ms < self._period_ms:
             return False

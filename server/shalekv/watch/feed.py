@@ -83,12 +83,12 @@ class CommitFeed:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing follows or records the feed, so that `applied` may be skipped."""
+        """Return whether nothing follows or records the feed, so that `applied` may be skipped."""
         return self._subscriptions.is_empty and not self._recent
 
     @property
     def wants_previous(self) -> bool:
-        """Whether `applied` needs the view before the object."""
+        """Return whether `applied` needs the view before the object."""
         return self._subscriptions.wants_previous or any(
             each.wants_previous for each in self._recent
         )

@@ -192,7 +192,7 @@ class History:
         return manifest
 
     async def _is_of_clone(self, sizes: Mapping[int, int]) -> bool:
-        """Whether this database is a clone: the commits it took over are not in its log."""
+        """Return whether this database is a clone: the commits it took over are not in its log."""
         first = await self._footer(FIRST_SLOT, sizes)
         return first.properties.write_id == first_write_id(self._database_id)
 

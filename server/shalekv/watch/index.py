@@ -219,5 +219,5 @@ def _is_key(keys: KeyRange) -> bool:
 
 
 def _is_prefix(keys: KeyRange) -> bool:
-    """Whether the range is all keys with the prefix `start` (empty: all keys)."""
+    """Return whether the range is all keys with the prefix `start` (empty: all keys)."""
     return keys.end == prefix_end(keys.start)

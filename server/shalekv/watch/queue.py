@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from shalekv.clock import Clock
-from shalekv.errors import ShaleError
+from shalekv.errors import ShaleError, raise_if
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX
@@ -76,11 +76,11 @@ class WatchQueue:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the client has gone: nothing more is queued."""
+        """Return whether the client has gone: nothing more is queued."""
         return self._state is _QueueState.CLOSED
 
     def has_space(self, size_bytes: int) -> bool:
-        """Whether a reply of that size fits: always if the queue is empty."""
+        """Return whether a reply of that size fits: always if the queue is empty."""
         if not self.held_bytes:
             return True
         if self.held_bytes + size_bytes > self._stream_bytes_max:
@@ -147,8 +147,7 @@ class WatchQueue:
         while True:
             self._changed.clear()
             if not self._queued:
-                if self._ended_by is not None:
-                    raise self._ended_by.with_traceback(None)  # else it would grow with each stream
+                raise_if(self._ended_by)
                 if self._state is not _QueueState.OPEN:
                     return
                 await self._changed.wait()

@@ -321,7 +321,7 @@ class WatchStream:
     # `WatchOutput`, for the watches of the stream.
 
     def has_space(self, size_bytes: int) -> bool:
-        """Whether a reply of that size may be queued."""
+        """Return whether a reply of that size may be queued."""
         return self._queue.has_space(size_bytes)
 
     async def wait_for_space(self, size_bytes: int) -> None:

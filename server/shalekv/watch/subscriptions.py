@@ -22,7 +22,7 @@ class Watcher(Protocol):
 
     @property
     def wants_previous(self) -> bool:
-        """Whether its change events include the values before. Never changes."""
+        """Return whether its change events include the values before. Never changes."""
         ...
 
     def publish(self, event: ChangeEvent) -> bool:
@@ -54,7 +54,7 @@ class Topic(Generic[W]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no watcher is left."""
+        """Return whether no watcher is left."""
         return not (self.watchers or self.watchers_with_previous)
 
     def all_watchers(self) -> tuple[W, ...]:
@@ -73,12 +73,12 @@ class Subscriptions(Generic[W]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no watcher."""
+        """Return whether there is no watcher."""
         return not self.count
 
     @property
     def wants_previous(self) -> bool:
-        """Whether any watcher wants the values before."""
+        """Return whether any watcher wants the values before."""
         return self._with_previous_count > 0
 
     @property

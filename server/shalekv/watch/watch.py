@@ -25,7 +25,7 @@ class WatchOutput(Protocol):
     """The stream of a watch, as the watch uses it."""
 
     def has_space(self, size_bytes: int) -> bool:
-        """Whether a reply of that size may be queued."""
+        """Return whether a reply of that size may be queued."""
         ...
 
     async def wait_for_space(self, size_bytes: int) -> None:
@@ -95,7 +95,7 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed."""
+        """Return whether it is closed."""
         return self.state is WatchState.OVER
 
     def publish(self, event: ChangeEvent) -> bool:

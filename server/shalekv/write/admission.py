@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from shalekv.clock import Clock
 from shalekv.concurrency import Waiter, complete, new_waiter
-from shalekv.errors import MemtableFull, Overloaded, QueueFull, ShaleError
+from shalekv.errors import MemtableFull, Overloaded, QueueFull, ShaleError, raise_if
 from shalekv.read.engine import ShedViews
 from shalekv.read.memtable import Memtable
 from shalekv.settings import WriterSettings
@@ -77,8 +77,7 @@ class Admission:
         written to SSTs. Raises `MemtableFull` if it can never fit, and the error that `close` was
         given.
         """
-        if self._refusal is not None:
-            raise self._refusal.with_traceback(None)  # else the traceback would grow
+        raise_if(self._refusal)
         kept_bytes = size_bytes if is_kept else 0
         if kept_bytes > self._settings.memtable_bytes_max:
             raise self._memtable_full(kept_bytes)
@@ -239,7 +238,7 @@ class CompactionBacklog:
 
     @property
     def is_pressed(self) -> bool:
-        """Whether uncompacted writes or loads use more than half of what they may."""
+        """Return whether uncompacted writes or loads use more than half of what they may."""
         settings = self.settings
         return (
             2 * self.memory_bytes > settings.memtable_bytes_max

@@ -165,12 +165,12 @@ class Commit:
 
     @property
     def writes(self) -> bool:
-        """Whether there is anything to make durable."""
+        """Return whether there is anything to make durable."""
         return bool(self.entries or self.range_tombstones or self.load)
 
     @property
     def depends_on_state(self) -> bool:
-        """Whether all commits before it must be durable before it is uploaded."""
+        """Return whether all commits before it must be durable before it is uploaded."""
         if self.load is not None:  # it divides the log into older and newer commits
             return True
         return self.transaction is not None and self.transaction.depends_on_state

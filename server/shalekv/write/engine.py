@@ -361,7 +361,7 @@ class WriterEngine:
 
     @property
     def is_pressed(self) -> bool:
-        """Whether uncompacted writes or loads use more than half of what they may."""
+        """Return whether uncompacted writes or loads use more than half of what they may."""
         return self.backlog.is_pressed
 
     def check_serving(self) -> None:

@@ -130,7 +130,7 @@ class ExpiringValues:
         return taken
 
     def holds(self, taken: Expiring) -> bool:
-        """Whether the value is still here, not replaced since it was taken."""
+        """Return whether the value is still here, not replaced since it was taken."""
         return self._by_key.get(taken.key) is taken
 
     def drop(self, taken: Iterable[Expiring]) -> None:
@@ -334,7 +334,7 @@ class SweptEngine(Protocol):
 
     @property
     def is_pressed(self) -> bool:
-        """Whether uncompacted writes or loads use more than half of what they may."""
+        """Return whether uncompacted writes or loads use more than half of what they may."""
         ...
 
 
@@ -374,7 +374,7 @@ class ExpirySweep:
 
     @property
     def is_on(self) -> bool:
-        """Whether the sweep is enabled."""
+        """Return whether the sweep is enabled."""
         return self._settings.expiry_sweep_interval_ms > 0
 
     def _replay(self, loads: Iterable[CommittedLoad]) -> None:
@@ -498,7 +498,7 @@ class ExpirySweep:
         return True
 
     def _is_sure(self, each: Expiring) -> bool:
-        """Whether no newer version of the key can be in the levels.
+        """Return whether no newer version of the key can be in the levels.
 
         Any later write to the key would have replaced the tracked value.
         """

@@ -40,7 +40,7 @@ from typing import Protocol
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.errors import ShaleError, Stopping
+from shalekv.errors import ShaleError, Stopping, raise_if
 from shalekv.protocol.log import (
     Abandon,
     Acknowledge,
@@ -72,7 +72,7 @@ from shalekv.write.admission import Admission
 from shalekv.write.commit import Claim, Commit, Group, OnSettled, outcome_unknown
 from shalekv.write.pending_replies import PendingReplies
 from shalekv.write.pending_writes import PendingWrites
-from shalekv.write.wal import WriteAheadLog, raise_if
+from shalekv.write.wal import WriteAheadLog
 
 log = structlog.get_logger()
 _SUBMIT_ORDER = attrgetter("submit_order")
@@ -267,7 +267,7 @@ class GroupCommit:
 
     @property
     def is_closing(self) -> bool:
-        """Whether the log was closed by its owner, and not stopped by an error."""
+        """Return whether the log was closed by its owner, and not stopped by an error."""
         return self._state.mode is Mode.CLOSING
 
     @property
@@ -378,7 +378,7 @@ class GroupCommit:
 
     @property
     def _has_enough(self) -> bool:
-        """Whether the queue is flushed without waiting for the flush interval."""
+        """Return whether the queue is flushed without waiting for the flush interval."""
         return self._queue.size_bytes >= self._state.policy.flush_bytes
 
     async def _wait_until_due(self) -> bool:

@@ -64,7 +64,7 @@ class Idempotency:
         return len(self._records)
 
     def expiry_ms(self) -> int:
-        """When a key that is used now expires, milliseconds of logical time."""
+        """Return when a key that is used now expires, milliseconds of logical time."""
         return self._now_ms() + self._window_ms
 
     def find(
@@ -142,7 +142,7 @@ class Idempotency:
             self._forget(oldest)
 
     def _is_forgotten(self, entry: Entry) -> bool:
-        """Whether the key may be used again, as if there had never been a record."""
+        """Return whether the key may be used again, as if there had never been a record."""
         return entry.expire_at_ms + self._window_ms <= self._now_ms()
 
     def _forget(self, key: bytes) -> None:

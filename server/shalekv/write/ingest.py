@@ -191,7 +191,7 @@ class Loaded:
 
     @property
     def already_applied(self) -> bool:
-        """Whether another call, or another writer, has committed the load."""
+        """Return whether another call, or another writer, has committed the load."""
         return self.wal_id is None
 
 

@@ -107,7 +107,7 @@ class LogicalTime:
 
 
 def is_confirmed(store_now_ms: int, others_ms: tuple[int | None, ...], jump_max_ms: int) -> bool:
-    """Whether another source shows the time of the store's clock, within `jump_max_ms`."""
+    """Return whether another source shows the time of the store's clock, within `jump_max_ms`."""
     return any(o is not None and abs(store_now_ms - o) <= jump_max_ms for o in others_ms)
 
 

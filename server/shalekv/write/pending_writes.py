@@ -62,7 +62,7 @@ class PendingWrites:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a load is not settled yet: then memory does not hold all commits."""
+        """Return whether a load is not settled yet: then memory does not hold all commits."""
         return bool(self._loads)
 
     async def wait_loaded(self) -> None:
@@ -167,7 +167,7 @@ class NewestState:
         return self.pending_writes.get(key) or self.read_set.found.get(key)
 
     def has_keys(self, keys: KeyRange) -> bool:
-        """Whether any key of the range has a value. Raises `RangeTooCostly`."""
+        """Return whether any key of the range has a value. Raises `RangeTooCostly`."""
         looked_at = 0
         for key in self.pending_writes.keys_in(keys):
             if self._has_value(key):
@@ -183,7 +183,7 @@ class NewestState:
         return self._has_keys_in_levels(keys)
 
     def _has_value(self, key: bytes) -> bool:
-        """Whether a key of which memory has a version has a value."""
+        """Return whether a key of which memory has a version has a value."""
         found = self.pending_writes.get(key)
         return found is not None and found.is_visible(self.now_ms)
 

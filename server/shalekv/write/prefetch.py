@@ -91,7 +91,8 @@ class Prefetch:
         )
 
     def _is_kept(self, key: bytes) -> bool:
-        """Whether memory has a version of `key`, and keeps it while the current token is held.
+        """Return whether memory has a version of `key`, and keeps it while the current token is
+        held.
 
         Versions that are not durable do not count: their commits may be decided again, and not
         write the key then.
@@ -100,7 +101,9 @@ class Prefetch:
         return found is not None and found.seq > self._levels.pruner.droppable_seq
 
     def is_current(self, read_set: ReadSet, needs: Needs) -> bool:
-        """Whether memory holds everything newer than the version that `read_set` was read from."""
+        """Return whether memory holds everything newer than the version that `read_set` was read
+        from.
+        """
         if read_set.token is not self._levels.pruner.token:
             return not (needs.keys or needs.ranges or needs.record_key)
         return not (self._log.pending_writes.is_loading and (needs.keys or needs.ranges))

@@ -85,7 +85,7 @@ class OpeningSnapshot:
 
     @property
     def expire_time_s(self) -> int:
-        """When the snapshot expires if it is made or renewed now, seconds by the store's clock."""
+        """Expiry of a snapshot that is made or renewed now, seconds by the store's clock."""
         return self.time.store_now_ms // 1_000 + OPEN_SNAPSHOT_TTL_S
 
     async def renew(self, manifest: FencedManifest) -> None:

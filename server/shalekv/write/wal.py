@@ -34,15 +34,6 @@ COMPRESS_INLINE_BYTES = ENCODE_INLINE_BYTES // 4  # compression takes some 2.5 m
 EPOCH_METADATA = "writer_epoch"  # user metadata of each WAL object
 
 
-def raise_if(error: ShaleError | None) -> None:
-    """Raise the error if there is one. Its earlier traceback is dropped, else it would grow."""
-    try:
-        if error is not None:
-            raise error.with_traceback(None)
-    finally:
-        del error  # it refers to this frame
-
-
 @dataclass(frozen=True, slots=True)
 class MemberReport:
     """The state of one safekeeper, as the writer knows it."""
@@ -87,7 +78,8 @@ class WriteAheadLog(Protocol):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether groups become durable strictly in their order, none without those before it.
+        """Return whether groups become durable strictly in their order, none without those before
+        it.
 
         If so, several may share an object.
         """
@@ -296,7 +288,7 @@ def encode_wal(
 
 
 def is_small(contents: WalContents, codec: Codec) -> bool:
-    """Whether the contents are encoded so fast that no worker is needed."""
+    """Return whether the contents are encoded so fast that no worker is needed."""
     if sum(map(len, contents)) > ENCODE_INLINE_COUNT:
         return False
     size_bytes = sum([len(e.key) + len(e.value) for part in contents for e in part])

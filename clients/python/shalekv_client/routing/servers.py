@@ -139,7 +139,7 @@ class Server:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this server is the writer, as far as is known."""
+        """Return whether this server is the writer, by the newest answer of any server."""
         return self._endpoints.writer is self.endpoint
 
     async def send(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:

@@ -67,7 +67,7 @@ class PinnedSnapshot:
 
     @property
     def is_released(self) -> bool:
-        """Whether the snapshot is not renewed any more."""
+        """Return whether the snapshot is not renewed any more."""
         return not self._thread.is_alive()
 
     def keep_while(self, needed: Callable[[], bool]) -> None:

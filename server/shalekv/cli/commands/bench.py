@@ -126,7 +126,7 @@ class BenchLoad(enum.Enum):
 
     @property
     def needs_keys(self) -> bool:
-        """Whether the keys must exist before the measurement."""
+        """Return whether the keys must exist before the measurement."""
         return self is not BenchLoad.PUT
 
 

@@ -200,7 +200,7 @@ def _result(verdict: Verdict) -> tuple[str, str]:
 
 
 def _judged(findings: Sequence[CheckResult]) -> tuple[bool, str]:
-    """Whether the store can hold a database, and why."""
+    """Return whether the store can hold a database, and why."""
     failed = [f.check.name for f in findings if isinstance(f.verdict, CheckFailed)]
     unanswered = [f.check.name for f in findings if isinstance(f.verdict, Unanswered)]
     if failed:

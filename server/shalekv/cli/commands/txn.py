@@ -260,7 +260,7 @@ def _operation(words: Sequence[str], decode: Callable[[str], bytes]) -> TxnOpera
 
 
 def is_range(words: Sequence[str]) -> bool:
-    """Whether the words are a range: ``--prefix KEY`` or ``--start KEY --end KEY``."""
+    """Return whether the words are a range: ``--prefix KEY`` or ``--start KEY --end KEY``."""
     names = tuple(words[::2])
     is_known = names in {("--prefix",), ("--start",), ("--end",), ("--start", "--end")}
     return is_known and len(words) == 2 * len(names)

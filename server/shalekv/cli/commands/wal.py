@@ -175,7 +175,7 @@ def _objects(first_id: int) -> Callable[[CasStore], Awaitable[tuple[list[WalObje
 
 
 async def _is_archive(store: CasStore) -> bool:
-    """Whether the log is in safekeepers, and the objects are only its archive."""
+    """Return whether the log is in safekeepers, and the objects are only its archive."""
     try:
         return not (await StoredManifest(store).refresh()).is_log_in_store
     except CorruptObject:  # reported by `shalekv manifest`

@@ -149,7 +149,7 @@ class RangeFlags:
 
     @property
     def is_given(self) -> bool:
-        """Whether any bound is given."""
+        """Return whether any bound is given."""
         return bool(self.start or self.end or self.prefix)
 
     def decoded(self, encoding: Encoding) -> RangeArguments:

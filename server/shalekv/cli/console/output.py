@@ -300,7 +300,7 @@ def rows_progress(written: RowsWritten, *, to_file: bool) -> Iterator[None]:
 
 
 def _is_redirected() -> bool:
-    """Whether standard output is a regular file. A pipe may end in a terminal again."""
+    """Return whether standard output is a regular file. A pipe may end in a terminal again."""
     try:
         return stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
     except (OSError, ValueError):  # no file of the operating system

@@ -60,12 +60,14 @@ class Setting:
 
     @property
     def is_switch(self) -> bool:
-        """Whether the value is a boolean."""
+        """Return whether the value is a boolean."""
         return self.field.annotation is bool
 
     @property
     def is_secret(self) -> bool:
-        """Whether the value may hold a password: it is kept out of arguments, logs and errors."""
+        """Return whether the value may hold a password: it is kept out of arguments, logs and
+        errors.
+        """
         extra = self.field.json_schema_extra
         return isinstance(extra, Mapping) and extra.get("secret") is True
 

@@ -92,7 +92,7 @@ def format_of_name(name: str) -> FileFormat | None:
 
 
 def is_gzip_name(name: str) -> bool:
-    """Whether a file of this name is compressed."""
+    """Return whether a file of this name is compressed."""
     return name.lower().endswith(GZIP_SUFFIX)
 
 
@@ -343,7 +343,7 @@ def row_writer(file_format: FileFormat, encoding: Encoding) -> RowWriter:
 
 
 def keeps_expiry(file_format: FileFormat) -> bool:
-    """Whether rows of this format include the expiry."""
+    """Return whether rows of this format include the expiry."""
     return file_format is FileFormat.NDJSON
 
 

@@ -94,7 +94,7 @@ class Account:
 
     @property
     def is_good(self) -> bool:
-        """Whether no failure has occurred."""
+        """Return whether no failure has occurred."""
         return not (self.refused or self.unknown or self.bad_input or self.file_error)
 
     def failures(self) -> list[tuple[RowBatch, ShaleKVError]]:

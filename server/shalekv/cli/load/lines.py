@@ -132,13 +132,13 @@ class ColumnChoice:
 
     @property
     def are_named(self) -> bool:
-        """Whether a column is chosen by name."""
+        """Return whether a column is chosen by name."""
         given = [word for word in (self.key, self.value) if word is not None]
         return any(number_of(word) is None for word in given)
 
     @property
     def are_given(self) -> bool:
-        """Whether a column is chosen."""
+        """Return whether a column is chosen."""
         return self.key is not None or self.value is not None
 
 

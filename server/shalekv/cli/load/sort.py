@@ -172,7 +172,7 @@ class ExternalSort:
         self.spilled_bytes += run.size_bytes
 
     def _fits(self, runs: Sequence[RunFile]) -> bool:
-        """Whether these runs can be merged at once."""
+        """Return whether these runs can be merged at once."""
         if len(runs) <= 2:  # noqa: PLR2004 - the smallest possible merge
             return True
         needed_bytes = sum(run.memory_bytes for run in runs) * FRAMES_AT_ONCE

@@ -89,7 +89,9 @@ class InputSource:
 
 
 def is_gzip(head: bytes) -> bool:
-    """Whether the first 4 bytes of a file begin a gzip member; 3 of them could begin a text."""
+    """Return whether the first 4 bytes of a file begin a gzip member; 3 of them could begin a
+    text.
+    """
     is_begun = len(head) == GZIP_HEAD_BYTES and head.startswith(GZIP_MAGIC)
     return is_begun and not head[-1] & GZIP_FLAGS_NEVER_SET
 

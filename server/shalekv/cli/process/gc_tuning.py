@@ -70,7 +70,7 @@ class Growth:
 
     @property
     def is_due(self) -> bool:
-        """Whether memory has grown by more than is allowed between two full collections."""
+        """Return whether memory has grown by more than is allowed between two full collections."""
         growth = self._used() - self._before
         return growth > max(self._growth_min, self._before * GROWTH_PERCENT // 100)
 

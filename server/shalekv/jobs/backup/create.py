@@ -177,7 +177,7 @@ class LogCopier:
         return sizes
 
     async def _is_missed(self, first: int, sizes: Mapping[int, int]) -> bool:
-        """Whether slots are filled that no writer fills before the first gap is filled."""
+        """Return whether slots are filled that no writer fills before the first gap is filled."""
         folder = WalListing(first, frozenset(sizes))
         if max(sizes, default=-1) <= folder.first_gap:
             return False

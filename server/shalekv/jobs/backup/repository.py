@@ -289,5 +289,7 @@ class Deletion:
 
 
 def _is_gone(copies: Collection[str], name: str) -> bool:
-    """Whether a missing object was deleted: names of backups and marks are never used again."""
+    """Return whether a missing object was deleted: names of backups and marks are never used
+    again.
+    """
     return name in copies or name.startswith((BACKUPS_FOLDER, MARKS_FOLDER))

@@ -287,7 +287,7 @@ class ActiveManifestSet:
                     yield NamedSst(info, name, load.load_id)
 
     def protects(self, sst_id: bytes) -> bool:
-        """Whether a lease protects an SST, even if no manifest references it."""
+        """Return whether a lease protects an SST, even if no manifest references it."""
         leases = self.current.leases if self.current is not None else ()
         return any(protects(lease.id, sst_id) for lease in leases)
 
@@ -391,7 +391,7 @@ async def _decode(
 
 
 def same_sst(one: SstInfo, other: SstInfo) -> bool:
-    """Whether two manifests describe the same object.
+    """Return whether two manifests describe the same object.
 
     Its level and sequence numbers may differ, and its expiry, which one of them may not know.
     """

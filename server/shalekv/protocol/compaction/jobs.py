@@ -210,12 +210,14 @@ class OlderKeys:
         return cls(firsts, lasts)
 
     def may_hold(self, key: bytes) -> bool:
-        """Whether the SSTs may hold a version of `key`, or a range tombstone over it."""
+        """Return whether the SSTs may hold a version of `key`, or a range tombstone over it."""
         at = bisect_left(self.lasts, key)
         return at < len(self.lasts) and self.firsts[at] <= key
 
     def may_hold_any(self, start: bytes, end: bytes) -> bool:
-        """Whether the SSTs may hold a key from `start` on and before `end` (or `END_OF_KEYS`)."""
+        """Return whether the SSTs may hold a key from `start` on and before `end` (or
+        `END_OF_KEYS`).
+        """
         at = bisect_left(self.lasts, start)
         return at < len(self.lasts) and self.firsts[at] < end
 

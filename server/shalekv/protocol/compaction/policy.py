@@ -347,7 +347,7 @@ class LeveledPolicy:
         return taken
 
     def _may_move(self, version: Version, ssts: Sequence[SstInfo], level: int) -> bool:
-        """Whether rewriting these SSTs would gain nothing."""
+        """Return whether rewriting these SSTs would gain nothing."""
         if not ssts:
             return False
         size_bytes = sum(info.size_bytes for info in ssts)
@@ -471,7 +471,9 @@ def _run(version: Version, level: int) -> SortedRun | None:
 
 
 def _is_last(version: Version, info: SstInfo, level: int) -> bool:
-    """Whether no level below `level` can hold a key of the SST, so that tombstones may go."""
+    """Return whether no level below `level` can hold a key of the SST, so that tombstones may
+    go.
+    """
     keys = key_range_of([info])
     return not any(run.overlapping(keys) for run in version.runs if run.level > level)
 

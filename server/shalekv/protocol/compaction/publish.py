@@ -123,7 +123,7 @@ def publish(
 
 
 def is_published(manifest: Manifest, own: CompactorId, result: Result) -> bool:
-    """Whether the edit `publish` with this result is contained in `manifest` (F2).
+    """Return whether the edit `publish` with this result is contained in `manifest` (F2).
 
     The answer is exact as long as `own` is the compactor, since it publishes one result after the
     other. Later it is False for a result whose outputs were merged already; its compactor is
@@ -310,7 +310,7 @@ def publish_range(manifest: Manifest, result: RangeResult, lease_id: bytes) -> M
 
 
 def is_range_published(manifest: Manifest, result: RangeResult, lease_id: bytes) -> bool:
-    """Whether the edit `publish_range` with this result is contained in `manifest` (F2).
+    """Return whether the edit `publish_range` with this result is contained in `manifest` (F2).
 
     This holds for outputs that were merged since, too: only that edit leaves the lease without a
     reservation.

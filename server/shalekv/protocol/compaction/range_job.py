@@ -70,7 +70,8 @@ def pick_range(version: Version, keys: KeyRange, *, reserved_seq: int) -> RangeJ
 
 
 def is_merged(job: RangeJob, horizon_ms: int) -> bool:
-    """Whether the job would have no effect: all inputs are in the last level, with nothing to drop.
+    """Return whether the job would have no effect: all inputs are in the last level, with nothing
+    to drop.
 
     `horizon_ms` is the logical time up to which expired values are dropped.
     """

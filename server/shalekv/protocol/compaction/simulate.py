@@ -91,7 +91,7 @@ class _SimulatedLog:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether all objects of the workload are compacted."""
+        """Return whether all objects of the workload are compacted."""
         return self.compacted == len(self.objects)
 
     def state(self) -> WalState:
@@ -118,7 +118,7 @@ class _SimulatedLog:
 
 @dataclass(slots=True)
 class _Totals:
-    """What a run has cost so far."""
+    """Costs of a run so far."""
 
     requests: SimulatedRequests = field(default_factory=SimulatedRequests)
     job_count: int = 0

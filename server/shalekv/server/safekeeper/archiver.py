@@ -64,7 +64,7 @@ class PollTimer:
 
     @property
     def is_manifest_due(self) -> bool:
-        """Whether the poll that has begun must read the manifest in any case."""
+        """Return whether the poll that has begun must read the manifest in any case."""
         return self._polled_ms >= self._manifest_due_ms
 
     def left_ms(self, *, is_space_wanted: bool) -> float:

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import structlog
 
-from shalekv.errors import CorruptObject, LogDamaged, RecordTrimmed, ShaleError
+from shalekv.errors import CorruptObject, LogDamaged, RecordTrimmed, ShaleError, raise_if
 from shalekv.format.member_files import MemberIdentity
 from shalekv.format.wal_record import HEADER_BYTES
 from shalekv.protocol import acceptor
@@ -210,12 +210,12 @@ class LogDisk:
         return "the disk is full" if self._is_full else ""
 
     def exceeds(self, records: Sequence[Record]) -> bool:
-        """Whether the log would be too large with these records."""
+        """Return whether the log would be too large with these records."""
         size_bytes = sum(len(record.payload) + HEADER_BYTES for record in records)
         return self.log.size_bytes + size_bytes > self._bytes_max
 
     def has_space(self, records: Sequence[Record]) -> bool:
-        """Whether space for these records is allocated."""
+        """Return whether space for these records is allocated."""
         if not self.log.has_space(records):
             return False
         self._is_full = False
@@ -408,7 +408,9 @@ class LocalMember:
 
     @property
     def is_space_wanted(self) -> bool:
-        """Whether records were refused since `clear_space_wanted`, as the log was too large."""
+        """Return whether records were refused since `clear_space_wanted`, as the log was too
+        large.
+        """
         return self._disk.is_space_wanted
 
     def clear_space_wanted(self) -> None:
@@ -554,8 +556,7 @@ class LocalMember:
             raise RecordTrimmed(problem)
 
     def _check_not_ended(self) -> None:
-        if self._ended is not None:
-            raise self._ended.with_traceback(None)  # or it would grow with each call
+        raise_if(self._ended)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -65,7 +65,7 @@ class RequestFailure:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether an operator must fix something before a retry can succeed."""
+        """Return whether an operator must fix something before a retry can succeed."""
         if self.kind == _BAD_NAME:
             return True
         if self.is_of_token and self.status is None:
@@ -76,14 +76,14 @@ class RequestFailure:
 
     @property
     def is_of_object(self) -> bool:
-        """Whether the object was not found, and not the bucket."""
+        """Return whether the object was not found, and not the bucket."""
         if self.status != HTTPStatus.NOT_FOUND or self.is_of_token:
             return False
         return self.code not in _NO_BUCKET
 
     @property
     def is_behind_the_end(self) -> bool:
-        """Whether the object exists, and the range begins behind its end."""
+        """Return whether the object exists, and the range begins behind its end."""
         return self.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and not self.is_of_token
 
     @property

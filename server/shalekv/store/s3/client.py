@@ -66,7 +66,9 @@ _counted: ContextVar[tuple[RequestCounts, RequestKind] | None] = ContextVar("cou
 
 
 def is_tigris(url: str) -> bool:
-    """Whether the host of `url` is one of Tigris's, which needs the bucket in the host name."""
+    """Return whether the host of `url` is one of Tigris's, which needs the bucket in the host
+    name.
+    """
     return f".{urlsplit(url).hostname or ''}".endswith(TIGRIS_HOSTS)
 
 

@@ -100,11 +100,14 @@ class MemberLog:
 
     @property
     def wants_spare(self) -> bool:
-        """Whether the log has segments, and more than half of the allocated space is used."""
+        """Return whether the log has segments, and more than half of the allocated space is
+        used.
+        """
         return bool(self._index.segments) and self._space.wants_spare
 
     def has_space(self, records: Sequence[Record]) -> bool:
-        """Whether there is allocated space for these records after everything submitted so far.
+        """Return whether there is allocated space for these records after everything submitted so
+        far.
 
         Returns at once. If it is False, call `Syncer.make_space`, which allocates.
         """

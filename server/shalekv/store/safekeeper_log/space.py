@@ -45,7 +45,7 @@ class SpaceAccounting:
         return None
 
     def fits(self, sizes: Iterable[int]) -> bool:
-        """Whether records of these sizes fit; False also while that is unknown."""
+        """Return whether records of these sizes fit; False also while that is unknown."""
         return not self._unsettled and self.lacking(sizes) is None
 
     def submit(self, sizes: Iterable[int], changes: int) -> None:
@@ -94,12 +94,14 @@ class SpareFiles:
 
     @property
     def wants_spare(self) -> bool:
-        """Whether more than half of the allocated space is used, and the disk may have more."""
+        """Return whether more than half of the allocated space is used, and the disk may have
+        more.
+        """
         is_low = not self._spares and self._accounting.open_bytes < self._segment_bytes // 2
         return is_low and not self._is_full
 
     def fits(self, sizes: Iterable[int]) -> bool:
-        """Whether frames of these sizes fit after all that was submitted."""
+        """Return whether frames of these sizes fit after all that was submitted."""
         with self._lock:
             return self._accounting.fits(sizes)
 

@@ -116,7 +116,7 @@ class RecordCompleter:
         return Completion.DONE
 
     async def is_there(self, destination: Destination) -> bool:
-        """Whether the object exists."""
+        """Return whether the object exists."""
         try:
             await self._plain.head(destination.name)
         except ObjectNotFound:

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from shalekv.clock import Clock
 from shalekv.concurrency import Waiter, complete, new_waiter
-from shalekv.errors import ShaleError
+from shalekv.errors import ShaleError, raise_if
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.fencing import WriterId, fenced
 from shalekv.protocol.membership import Configuration, is_archived
@@ -350,8 +350,7 @@ class Ledger:
 
     def check_leading(self) -> None:
         """Raise the error that ended the log."""
-        if self.failure is not None:
-            raise self.failure.with_traceback(None)  # else the traceback would grow with each call
+        raise_if(self.failure)
 
     def drop_archived(self) -> None:
         """Drop archived records, except those for members slightly behind, while memory allows."""

@@ -77,7 +77,7 @@ class QuorumLog:
 
     @property
     def is_majority_joined(self) -> bool:
-        """Whether a majority follows."""
+        """Return whether a majority follows."""
         joined = {member_id for member_id, peer in self._peers.items() if peer.is_joined}
         return self.ledger.leader.configuration.is_majority(joined)
 

@@ -64,7 +64,7 @@ class MemberProbe:
 
     @property
     def is_sound(self) -> bool:
-        """Whether its log can be trusted."""
+        """Return whether its log can be trusted."""
         return self.status is not None and self.status.health is LogHealth.SOUND
 
 

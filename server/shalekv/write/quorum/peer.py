@@ -106,7 +106,7 @@ class ChainPosition:
 
     @property
     def is_relayed(self) -> bool:
-        """Whether another member passes records on to this one."""
+        """Return whether another member passes records on to this one."""
         return self._sender in self.chain.senders[1:]
 
     @property
@@ -148,14 +148,14 @@ class ChainPosition:
 
     @property
     def due_ms(self) -> float | None:
-        """When the member leaves the chain unless it acknowledges something; None: it does not."""
+        """Time at which the member leaves the chain unless it acknowledges; None: it does not."""
         if self._waiting_since_ms is None:
             return None
         return self._waiting_since_ms + self.chain.timeout_ms
 
     @property
     def _has_caught_up_with_head(self) -> bool:
-        """Whether everything that the head was sent was sent to this member as well."""
+        """Return whether everything that the head was sent was sent to this member as well."""
         head = self.chain.head
         return head is None or self._sender.sent_lsn >= head.sent_lsn
 
@@ -194,7 +194,7 @@ class SendWindow:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything sent is acknowledged."""
+        """Return whether everything sent is acknowledged."""
         return not self._sent
 
     def silent_ms(self, now_ms: float) -> float:
@@ -255,7 +255,7 @@ class Peer:
 
     @property
     def is_joined(self) -> bool:
-        """Whether the member follows this writer, on a live stream."""
+        """Return whether the member follows this writer, on a live stream."""
         return self._link is not None
 
     @property
@@ -423,7 +423,9 @@ class Peer:
         return tuple(RelayTarget(each.id, each.address) for each in everyone if each != self.member)
 
     def _must_send(self, commit_point: tuple[int, bytes]) -> bool:
-        """Whether to send this commit point and archiver although there is no record to send."""
+        """Return whether to send this commit point and archiver although there is no record to
+        send.
+        """
         committed_lsn, archiver_id = self._sent_commit
         announced_lsn = self._ledger.broadcast.announced_lsn
         return committed_lsn < announced_lsn or archiver_id != commit_point[1]

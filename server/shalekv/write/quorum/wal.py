@@ -36,7 +36,7 @@ import structlog
 
 from shalekv.clock import NOW_MS, Clock
 from shalekv.concurrency import FifoLock, Waiter
-from shalekv.errors import BadStructure, CorruptObject, LogFull, ShaleError, Stopping
+from shalekv.errors import BadStructure, CorruptObject, LogFull, ShaleError, Stopping, raise_if
 from shalekv.format import names
 from shalekv.format.block_frame import Codec, codec_of
 from shalekv.format.footer import SstProperties, read_footer
@@ -55,7 +55,7 @@ from shalekv.wording import Trouble
 from shalekv.write.commit import WalContents
 from shalekv.write.quorum.ledger import Ledger
 from shalekv.write.quorum.log import RETRY_AFTER_MS, MembershipFollower, QuorumLog, nobody_waits
-from shalekv.write.wal import QuorumReport, encode_wal, is_small, raise_if
+from shalekv.write.wal import QuorumReport, encode_wal, is_small
 
 log = structlog.get_logger()
 
@@ -111,7 +111,8 @@ def last_properties(name: str, records: Iterable[Record]) -> SstProperties:
 
 
 def same_contents(name: str, one: bytes, other: bytes) -> bool:
-    """Whether two objects of this name are the same SST, although block encodings may differ.
+    """Return whether two objects of this name are the same SST, although block encodings may
+    differ.
 
     The write ids must be equal, so two objects made from different records differ. An object that
     cannot be decoded equals no other.
@@ -245,7 +246,7 @@ class ObjectBoundaries:
 
     @property
     def _is_wanted(self) -> bool:
-        """Whether a call waits for the object that is open to be archived."""
+        """Return whether a call waits for the object that is open to be archived."""
         opened = self._grouping.begun
         return opened is not None and opened.wal_id <= self._wanted_wal_id
 
