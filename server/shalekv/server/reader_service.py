@@ -16,7 +16,7 @@ from shalekv.server.reads import Reads
 from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call
 from shalekv.server.snapshots import SnapshotAdmin
-from shalekv.server.status import MemoryUse, ProcessReport, StoreUse, manifest_status
+from shalekv.server.status import ProcessReport, StoreUse, manifest_status
 from shalekv.settings import LimitSettings, ReaderSettings
 from shalekv.store.reachability import Reachability
 from shalekv.v1 import admin_pb2, kv_pb2
@@ -123,11 +123,6 @@ class ReaderAdmin:
         self.snapshots = SnapshotAdmin(engine, partial(reader_header, engine))
         self._engine = engine
         self._settings = settings
-
-    @property
-    def memory(self) -> MemoryUse:
-        """The memory budget, and the functions that measure its parts."""
-        return self.report.memory
 
     def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
         """Describe this process and its state."""

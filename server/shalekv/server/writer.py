@@ -108,6 +108,7 @@ class Writer:
             clock,
             report,
             _store_use(store, settings.store, clock, began_ms),
+            header=kv.header,
             objects_replayed=opened.objects_replayed,
         )
         return cls(engine, kv, admin, watches, stop_grace_ms=settings.server.shutdown_grace_ms)

@@ -17,7 +17,7 @@ from shalekv.server.reads import Reads
 from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.server.snapshots import SnapshotAdmin
-from shalekv.server.status import MemoryUse, ProcessReport, StoreUse, manifest_status, quorum_status
+from shalekv.server.status import ProcessReport, StoreUse, manifest_status, quorum_status
 from shalekv.server.writes import Writes
 from shalekv.settings import LimitSettings, WriterSettings
 from shalekv.store.reachability import Reachability
@@ -183,25 +183,22 @@ class WriterAdmin:
         report: ProcessReport,
         store_use: StoreUse,
         *,
+        header: MakeHeader,
         objects_replayed: int = 0,
     ) -> None:
-        """Create the service; `report` completes a status.
+        """Create the service; `report` completes a status, and `header` makes those of replies.
 
         The opening has replayed `objects_replayed` WAL objects.
         """
         self.report = report
         self.store_use = store_use
-        self.snapshots = SnapshotAdmin(engine, self._header)
+        self.snapshots = SnapshotAdmin(engine, header)
         self._engine = engine
+        self._header = header
         self._objects_replayed = objects_replayed
-        self._ingests = Ingests(engine.loads, self._header)
+        self._ingests = Ingests(engine.loads, header)
         self._settings = settings
         self._clock = clock
-
-    @property
-    def memory(self) -> MemoryUse:
-        """The memory budget, and the functions that measure its parts."""
-        return self.report.memory
 
     def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
         """Describe this process and its state."""
@@ -223,15 +220,6 @@ class WriterAdmin:
         requests.check_deadline(call, self._clock)
         self._engine.check_serving()
         return self._ingests.ingest_sst(request)
-
-    def _header(self, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
-        return kv_pb2.ReplyHeader(
-            database_id=self._engine.manifest.current.database_id,
-            role=kv_pb2.Role.ROLE_WRITER,
-            epoch=self._engine.manifest.own.epoch,
-            seq=seq,
-            wal_id=wal_id,
-        )
 
     def _reply(self) -> admin_pb2.StatusReply:
         engine = self._engine

@@ -97,7 +97,7 @@ class Serving(Calls):
         memory = MemoryUse(MemoryShares(0, {}))
         use = StoreUse(StorePlace(store.url), clock)
         report = ProcessReport(clock, memory, url=store.url, open_ms=12.7)
-        self.admin = WriterAdmin(engine, settings, clock, report, use)
+        self.admin = WriterAdmin(engine, settings, clock, report, use, header=self.kv.header)
 
     async def run(self) -> None:
         """Run the engine until it is closed or stopped."""

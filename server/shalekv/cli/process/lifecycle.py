@@ -35,7 +35,7 @@ from shalekv.rpc.server import READY, Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
-from shalekv.server.status import MemoryUse
+from shalekv.server.status import ProcessReport
 from shalekv.settings import (
     EndpointSettings,
     LogFormat,
@@ -64,8 +64,8 @@ class MeasuredAdmin(AdminService, Protocol):
     """The admin API of a role that reports its use of memory."""
 
     @property
-    def memory(self) -> MemoryUse:
-        """The memory budget, and the functions that measure its parts."""
+    def report(self) -> ProcessReport:
+        """What a status says about this process."""
         ...
 
 
@@ -170,7 +170,7 @@ async def start_serving(
     role: DatabaseRole, server: Server, announce: Callable[[str], None]
 ) -> None:
     """Serve calls from now on; `announce` is called with HOST:PORT."""
-    memory = role.admin.memory
+    memory = role.admin.report.memory
     memory.measure("sessions_bytes_max", lambda: server.session_room.used_bytes)
     _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)
     tune_garbage_collector()
