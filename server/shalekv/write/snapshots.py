@@ -111,6 +111,8 @@ class Snapshots:
                 # the listed objects might have been compacted and collected meanwhile
                 # (server/docs/protocol.md, "Readers").
                 current = await self._stored.refresh()
+                if count_max is not None:
+                    _check_count(current, now_ms / 1_000, count_max)
                 last_seen = await self._last_before_gap(current, gap_wait_ms)
                 edit = partial(
                     _create,
@@ -120,7 +122,6 @@ class Snapshots:
                     expire_time_s=_expire_time_s(now_ms, ttl_ms),
                     name=name,
                     created_ms=max(now_ms - NEAR_MS, logical_ms) if logical_ms else now_ms,
-                    count_max=count_max,
                 )
                 try:
                     return _found(await self._stored.edit(edit, landed, retry=False), snapshot_id)
@@ -313,12 +314,9 @@ def _create(
     expire_time_s: int,
     name: str,
     created_ms: int,
-    count_max: int | None,
 ) -> Manifest:
     if manifest.manifest_id != seen.manifest_id:
         raise _ManifestChanged
-    if count_max is not None:
-        _check_count(manifest, created_ms / 1_000, count_max)
     created = create_snapshot(
         manifest,
         snapshot_id,

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from shalekv.errors import SnapshotNotFound
+from shalekv.errors import Overloaded, SnapshotNotFound
 from shalekv.format import names
 from shalekv.protocol.manifest import Snapshot
 from shalekv.write.logical_time import NEAR_MS
@@ -53,6 +53,15 @@ async def test_snapshot_judges_expiry_by_the_servers_time() -> None:
         assert created.created_ms == store_now_ms + ahead_ms
     created = await database.snapshots().create(ttl_ms=None)
     assert created.created_ms == store_now_ms
+
+
+async def test_snapshots_are_counted_by_the_stores_clock() -> None:
+    """A snapshot counts until collectors may remove it, however far logical time is ahead."""
+    database = await CollectedDatabase.created()
+    ahead_ms = await database.store.now_ms() + 3_600_000
+    await database.snapshots().create(ttl_ms=60_000)
+    with pytest.raises(Overloaded):
+        await database.snapshots().create(ttl_ms=60_000, count_max=1, logical_ms=ahead_ms)
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
