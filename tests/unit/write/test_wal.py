@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from random import Random
 from typing import TypeVar, TypeVarTuple
 
@@ -19,9 +17,7 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.fencing import Occupant, WalListing
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings, WalCodec
-from shalekv.store.api import NO_METADATA, CreateOutcome
 from shalekv.store.cas import CasStore
-from shalekv.store.local import LocalStore
 from shalekv.store.memory import MemoryStore
 from shalekv.write.commit import WalContents
 from shalekv.write.wal import (
@@ -41,10 +37,8 @@ from tests.kit.engine.running_log import (
     YieldingClock,
     slots_on,
 )
-from tests.kit.inline_runtime import InlineWorkers, inline_runtime
+from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.samples import RANGES, SYSTEM, properties
-
-FRAMES_MAX = 2
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -103,27 +97,6 @@ async def test_object_of_another_database_is_an_error() -> None:
     )
     with pytest.raises(WrongObject):
         await other.create(3, WalContents())
-
-
-async def test_two_calls_lead_from_the_log_to_the_disk(tmp_path: Path) -> None:
-    """Between the log and the store there are at most two frames: no layer wraps another one."""
-
-    class Watched(LocalStore):
-        async def create(
-            self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-        ) -> CreateOutcome:
-            frame = sys._getframe(1)  # noqa: SLF001 - the frames are what is tested
-            while frame.f_code is not ObjectStoreWal.create.__code__:
-                frames.append(frame.f_code.co_qualname)
-                assert frame.f_back is not None, "the log has not called"
-                frame = frame.f_back
-            return await super().create(name, data, metadata)
-
-    frames: list[str] = []
-    store = Watched(tmp_path / "db", inline_runtime())
-    assert await slots_on(store, OWN).create(0, WalContents(entries_of(1))) is None
-    assert "CasStore.claim" in frames
-    assert len(frames) <= FRAMES_MAX
 
 
 def records_of(count: int) -> list[Entry]:
