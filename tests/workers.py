@@ -17,5 +17,5 @@ def count() -> int:
 
 
 def cores() -> int:
-    """How many cores a test may fill: its share of those of the machine, at least 1."""
+    """The number of cores that a test may fill: its share of those of the machine, at least 1."""
     return max(1, (os.cpu_count() or 1) // count())

@@ -1,4 +1,4 @@
-"""How much memory the entries of a memtable really take: run as a process of its own.
+"""Measurement of the memory that entries of a memtable take: run as a process of its own.
 
 Prints the resident bytes per entry beside what is accounted, for commits of the given size.
 """

@@ -36,7 +36,7 @@ class Costs:
         return statistics.median(cost.cpu_s for cost in self.by_way[way])
 
     def speed(self, way: str, beside: str) -> str:
-        """How fast `way` was in units of `beside`: the median of the rounds and the quartiles."""
+        """The speed of `way` in units of `beside`: the median of the rounds and the quartiles."""
         return _shown(other.wall_s / own.wall_s for own, other in self._pairs(way, beside))
 
     def latency(self, way: str, beside: str) -> str:
@@ -84,7 +84,7 @@ async def at_once(count: int, concurrency: int, work: Callable[[int], Awaitable[
 
 
 def load() -> str:
-    """How busy the machine was in the last minute."""
+    """Describe the load of the machine in the last minute."""
     return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
 
 

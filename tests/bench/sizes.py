@@ -1,4 +1,4 @@
-"""How much the benchmarks measure.
+"""Sizes of the benchmarks.
 
 With BENCH=full in the environment, as `make bench` has it, enough for figures. Otherwise so little
 that all of them run within a minute: that shows that they work.

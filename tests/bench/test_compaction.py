@@ -1,4 +1,4 @@
-"""How many entries a compaction merges in a second. Nothing is asserted about time."""
+"""Entries that a compaction merges in a second. Nothing is asserted about time."""
 
 from __future__ import annotations
 

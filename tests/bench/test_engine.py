@@ -63,7 +63,7 @@ class Stopwatch:
 
 
 class LoopTurns:
-    """How long others wait for their turn of the event loop."""
+    """Measures the time that others wait for their turn of the event loop."""
 
     def __init__(self) -> None:
         self.turns_ms: list[float] = []

@@ -1,4 +1,4 @@
-"""How fast SSTs and manifests are written and read. Nothing is asserted about time."""
+"""Speed of writing and reading SSTs and manifests. Nothing is asserted about time."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Rounds:
         return median(self.found[name])
 
     def ratio(self, name: str, beside: str) -> str:
-        """How many times another, round by round: the median and the quartiles."""
+        """The ratio to another, round by round: the median and the quartiles."""
         pairs = zip(self.found[name], self.found[beside], strict=True)
         lower, middle, upper = quantiles([own / other for own, other in pairs], method="inclusive")
         return f"{middle:5.2f} ({lower:.2f} to {upper:.2f})"

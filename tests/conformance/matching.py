@@ -1,4 +1,4 @@
-"""Whether a reply is what a case expects: see "What is expected" in README.md."""
+"""Comparison of a reply with what a case expects: see "What is expected" in README.md."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Disagreement(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a call, or an operation of a session, failed."""
+    """The error of a call, or of an operation of a session."""
 
     code: str  # the name of a gRPC code
     message: str = ""

@@ -25,7 +25,7 @@ AT_ONCE = 50
 
 
 def records_settings(kind: str, context: pytest.FixtureRequest, table: str) -> dict[str, Any]:
-    """Where the records of this kind are, and how they are reached; `table` is DynamoDB's."""
+    """The settings by which records of this kind are reached; `table` is DynamoDB's."""
     if kind == "sqlite":
         return {"records_url": f"sqlite://{context.getfixturevalue('tmp_path')}/records.db"}
     if kind == "mariadb":

@@ -333,5 +333,5 @@ def _now_ms() -> float:
 
 
 def _since(sent_ms: float) -> Between:
-    """When something happened that was asked for at `sent_ms` and is answered now."""
+    """The time in which something happened that was asked for at `sent_ms` and is answered now."""
     return Between(sent_ms - SLACK_MS, _now_ms() + SLACK_MS)

@@ -44,7 +44,7 @@ Rows = list[tuple[bytes, bytes, int]]
 
 
 class Databases:
-    """Where the databases of a test are, and the commands on them."""
+    """The databases of a test in one bucket, and the commands on them."""
 
     def __init__(self, processes: Processes, root: str, env: Mapping[str, str]) -> None:
         self.root = root

@@ -70,7 +70,7 @@ def records() -> Iterator[MariaServer]:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Where volumes are: unlike the folders of pytest, every user may enter it."""
+    """The folder of the volumes: unlike the folders of pytest, every user may enter it."""
     with folder() as made:
         made.chmod(0o755)
         yield made

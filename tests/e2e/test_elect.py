@@ -111,7 +111,7 @@ def key_of(etcd: EtcdServer, folder: Path) -> str:
 
 
 def in_kubernetes(api: KubernetesApi) -> tuple[str, str, str]:
-    """Where the Lease is, and the flags beside that."""
+    """The URL of the Lease, and the flags beside that."""
     elect = f"kubernetes://{NAMESPACE}/{LEASE}"
     return elect, "--kubernetes-credentials-path", api.credentials
 
@@ -299,7 +299,7 @@ def is_compactor_started(line: Line) -> bool:
 
 
 def steps_down(line: Line) -> bool:
-    """Whether a server has logged that it has lost its lease, or the database."""
+    """Return whether a server has logged that it has lost its lease, or the database."""
     return line.get("event") in {"lease lost", "standing by again"}
 
 

@@ -184,7 +184,7 @@ TOLERANCE = 0.2  # of the simulator's prediction
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """How much is written, and with how much memory."""
+    """Sizes of the data that is written, and of the memory."""
 
     written_bytes: int
     memory_bytes: int
@@ -322,7 +322,7 @@ def predicted(fill: Fill, settings: WriterConfig, measured: Measured) -> Amplifi
 
 
 def merged_bytes_per_s(server: Child) -> float:
-    """How fast compactions of levels were that were worth the name."""
+    """The speed of compactions of levels, without those of little data."""
     merges = [
         line
         for line in server.lines()

@@ -1,4 +1,4 @@
-"""How long things take, in round trips of a store that needs 25 ms for each: in virtual time.
+"""Latency in round trips of a store that needs 25 ms for each: in virtual time.
 
 The shipped writer runs on a simulated event loop, where waiting is exact and computing takes no
 time; what is measured is what the protocol makes a client wait for.

@@ -149,7 +149,7 @@ async def test_ten_times_the_bound() -> None:
 
 
 async def outcome(kv: Kv, name: bytes) -> Failure | None:
-    """How a large put fails; None when it is acknowledged."""
+    """The error of a large put; None when it is acknowledged."""
     call = kv.Put(kv_pb2.PutRequest(key=name, value=LARGE))
     try:
         await call

@@ -34,7 +34,7 @@ CALL_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is scanned, and for how long it is slow."""
+    """Size of a scan, and the time for which it is slow."""
 
     total_bytes: int
     slow_s: float

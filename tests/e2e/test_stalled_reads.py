@@ -111,7 +111,7 @@ async def _outcome(read: Read) -> object:
 
 
 def _is_all_pinned(database: Cluster) -> bool:
-    """Whether writer and reader have snapshots of the levels that are current now, and no other."""
+    """Return whether writer and reader have snapshots of the current levels, and no other."""
     manifest = database.manifest()
     pinned = [database.manifest(each.manifest_id) for each in manifest.snapshots]
     return [each.leveled_ssts for each in pinned] == [manifest.leveled_ssts] * 2

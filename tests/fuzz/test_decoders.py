@@ -48,7 +48,7 @@ NO_DECODERS = {
 
 
 def check_changed(decoder: Decoder, data: bytes) -> None:
-    """Where a checksum covers all there is one right answer."""
+    """Check that changed data has the one right answer, if a checksum covers all of it."""
     found = outcome(decoder, data)
     if decoder.is_sealed and not is_refused(decoder, found):
         assert found in [decoder.decode(sample) for sample in decoder.samples], "a wrong answer"

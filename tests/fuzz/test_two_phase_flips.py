@@ -141,7 +141,7 @@ async def check_record(place: TwoPhasePlace, name: str, random: Random) -> None:
 
 
 async def test_flipped_bits() -> None:
-    """Those of a temporary object, of its open record, and of committed records are found."""
+    """A flipped bit of a temporary object, its open record, or a committed record is found."""
     newest = manifest_name((await sound().place.manifest()).manifest_id)
     records = [
         (sound().interrupted, sound().destination.name),

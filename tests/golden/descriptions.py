@@ -1,4 +1,4 @@
-"""What a golden file holds, as JSON that a reader in any language can be checked against.
+"""Contents of a golden file, as JSON that a reader in any language can be checked against.
 
 Ids, nonces and checksums are hexadecimal. Keys and values are strings in which each character
 from U+0000 to U+00FF stands for the byte with that number. An end of null is no end. An SST without

@@ -80,7 +80,7 @@ class Timeline:
         return [first, *sorted(found)]
 
     def expiries(self, keys: Sequence[bytes], seq: int, after_ms: int, last_ms: int) -> list[int]:
-        """When values of `keys` in the state `seq` expire, within a span of time."""
+        """The times at which values of `keys` in the state `seq` expire, within a span of time."""
         found = {self.at(key, seq).expire_at_ms for key in keys}
         return sorted(each for each in found if after_ms < each <= last_ms)
 
@@ -144,7 +144,10 @@ def rests_on_state(request: WriteRequest) -> bool:
 
 
 def writes(request: WriteRequest, answer: WriteResult | Refusal) -> bool:
-    """Whether it takes a place in the log: refusals, reads and deletes of empty ranges do not."""
+    """Return whether it takes a place in the log.
+
+    Refusals, reads and deletes of empty ranges do not.
+    """
     if isinstance(answer, Refusal):
         return False
     changes: list[kv_pb2.Change] = []

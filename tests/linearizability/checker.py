@@ -1,4 +1,4 @@
-"""Whether a history is linearizable: Wing and Gong's search with Lowe's memory. Pure.
+"""Check of linearizability of a history: Wing and Gong's search with Lowe's memory. Pure.
 
 An operation can be the next one if no other that is still left had ended before it began. The
 search takes one such operation after another, each at a state in which the model allows its reply,
@@ -86,7 +86,7 @@ def partitions(history: Sequence[Call]) -> list[list[Call]]:
 
 
 def judge(part: Sequence[Call], *, steps_max: int = STEPS_MAX) -> Verdict:
-    """Whether the operations of some keys, all judged as one object, are linearizable."""
+    """Judge whether the operations of some keys, as one object, are linearizable."""
     keys = dict.fromkeys(key for call in part for key in call.operation.keys)
     return _Search(part, Model(keys)).run(steps_max)
 

@@ -153,7 +153,7 @@ class Model:
         return tuple(found)
 
     def _judge(self, state: State, tests: Sequence[Test]) -> list[tuple[State, bool]]:
-        """Whether all tests hold: each way in which they may, with what is then known."""
+        """Judge whether all tests hold: each way in which they may, with what is then known."""
         passed, failed = [state], []
         for test in tests:
             holding = []

@@ -257,7 +257,7 @@ def test_only_a_counter_is_added_to() -> None:
 
 
 def test_unknown_condition_may_turn_out_either_way() -> None:
-    """Whether a number was that of a write of unknown outcome, only later replies decide."""
+    """Only later replies decide whether a number was that of a write of unknown outcome."""
     replace = Operation(Kind.PUT, (Put(b"a", b"2"),), (SeqIs(b"a", 7),))
     put = (_write(Put(b"a", b"1")), None)
     assert _is_legal(put, (replace, None), (GET_A, Reply((Seen(b"2", 8),))))

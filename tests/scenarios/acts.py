@@ -87,13 +87,13 @@ async def count_from_here(stage: Stage) -> None:
 
 @sentence(rf"hold (?P<request>{REQUEST})")
 async def hold(stage: Stage, request: str, **which: str | None) -> None:
-    """When the request arrives at the store, it is kept there."""
+    """Keep the request at the store when it arrives there."""
     stage.gates[request] = stage.sim.store.hold(_match(stage, **which))
 
 
 @sentence(rf"hold (?P<reply>the reply to {REQUEST})")
 async def hold_reply(stage: Stage, reply: str, **which: str | None) -> None:
-    """When the request arrives it is applied, and the reply is kept at the store."""
+    """Apply the request when it arrives at the store, and keep the reply there."""
     stage.gates[reply] = stage.sim.store.hold_reply(_match(stage, **which))
 
 

@@ -45,7 +45,7 @@ def _winner(attempt: Attempt, before: Sequence[Attempt]) -> str:
 
 
 def _halt(stage: Stage, attempt: Attempt, before: Sequence[Attempt]) -> str:
-    """Whether the sender stops here: it meets a newer writer for the first time, and is fenced."""
+    """Say if the sender stops here: it meets a newer writer for the first time, and is fenced."""
     if not _meets_newer(attempt, before):
         return ""
     of_sender = [(n, other) for n, other in enumerate(before) if other.sender == attempt.sender]

@@ -275,7 +275,7 @@ class Put:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its outcome is lost, since the process has crashed before."""
+        """Return whether its outcome is lost, since the process has crashed before."""
         return not self._outcome.done() and not self._node.alive
 
     def now(self) -> str:

@@ -66,7 +66,7 @@ class Attempts:
         return [attempt for attempt in self._all() if attempt.folder == folder]
 
     def has_fault(self, request: str, fault: str) -> bool:
-        """Whether a request such as "create wal/1.sst of writer 1: " met `fault`."""
+        """Return whether a request such as "create wal/1.sst of writer 1: " met `fault`."""
         pattern = f"{request}*{fault}*"
         return any(fnmatchcase(text, pattern) for text in self.at_store())
 

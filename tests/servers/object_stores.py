@@ -96,7 +96,7 @@ def moto() -> Iterator[S3Server]:
 
 @contextmanager
 def _printing_its_port(log: Path, module: str, *argv: str) -> Iterator[str]:
-    """Where a program of this folder listens."""
+    """Run a program of this folder; the result is the URL at which it listens."""
     started = [sys.executable, "-m", f"tests.servers.{module}", *argv]
     program = Program(started, {"PYTHONPATH": str(ROOT)})
     with running(program, log, lambda: PORT.search(log.read_text()) is not None):
@@ -107,7 +107,7 @@ def _printing_its_port(log: Path, module: str, *argv: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class AzureServer:
-    """Where it listens, the account's name included, and the key of that account."""
+    """The URL at which it listens, with the account's name, and the key of that account."""
 
     endpoint: str
     account: str = AZURE_ACCOUNT
@@ -142,7 +142,7 @@ def azurite() -> Iterator[AzureServer]:
 
 @dataclass(frozen=True, slots=True)
 class GoogleServer:
-    """Where it listens. It asks for no credentials."""
+    """The URLs at which it listens. It asks for no credentials."""
 
     endpoint: str
     json_endpoint: str  # of fake-gcs-server itself

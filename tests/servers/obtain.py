@@ -43,7 +43,7 @@ BUILD_S = 1_800.0  # MinIO takes four minutes of two cores, more on a busy machi
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a server gets into a folder; it is obtained again when `version` is another one."""
+    """Recipe to install a server in a folder; it is repeated when `version` is another one."""
 
     version: str
     install: Callable[[Path], None]

@@ -42,7 +42,7 @@ class ServerFailed(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How a server is started and ended."""
+    """The command that starts a server, and the signal that ends it."""
 
     argv: list[str]
     env: Mapping[str, str] = field(default_factory=dict)  # beside the environment of the tests

@@ -57,7 +57,7 @@ class Rule:
     spent: int = 0  # requests that it has met
 
     def take(self, request: str) -> bool:
-        """Whether it applies to this request; one that counts is then spent by one."""
+        """Return whether it applies to this request; a fault that counts is then spent by one."""
         if not self.when.search(request) or self.spent == self.times:
             return False
         self.spent += 1

@@ -74,7 +74,7 @@ def etcd() -> Iterator[EtcdServer]:
 
 @dataclass(frozen=True, slots=True)
 class DynamoServer:
-    """Where it listens; it takes any credentials whose access key is letters and digits."""
+    """The URL at which it listens; it takes any access key of letters and digits."""
 
     endpoint: str
     access_key: str = "shalekv"
@@ -96,7 +96,7 @@ def dynamodb_local() -> Iterator[DynamoServer]:
 
 @dataclass(frozen=True, slots=True)
 class MariaServer:
-    """Where it listens; the user may do everything, creating databases included."""
+    """The address at which it listens; the user may do everything, and create databases."""
 
     host: str
     port: int
@@ -186,7 +186,7 @@ def _greets(server: MariaServer) -> Callable[[], bool]:
 
 @dataclass(frozen=True, slots=True)
 class PostgresServer:
-    """Where it listens; the user may do everything, and no password is asked for."""
+    """The address at which it listens; the user may do everything, and needs no password."""
 
     host: str
     port: int

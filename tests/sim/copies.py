@@ -47,7 +47,7 @@ CRASHES_MS = (30.0, 300.0, 3_000.0)  # from a beginning to a crash, at pace 1, a
 
 
 def is_copied(seed: int) -> bool:
-    """Whether there are loads, backups and checks in the run with this seed."""
+    """Return whether there are loads, backups and checks in the run with this seed."""
     return Random(f"{seed}/copies").random() < SHARE
 
 
@@ -122,7 +122,7 @@ class Copies:
         self._problems += [f"I12: fsck tells of {each}" for each in findings if each.kind.is_damage]
 
     def _is_protected(self) -> bool:
-        """Whether a snapshot of a backup lives: then that of the last one does."""
+        """Return whether a snapshot of a backup lives: then that of the last one does."""
         now_s = self._sim.store.clock_ms() / 1_000
         snapshots = current_manifest(self._sim.store).snapshots
         ends_s = [each.snapshot_expire_time_s for each in snapshots if "backup" in each.name]

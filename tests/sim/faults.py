@@ -24,7 +24,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How the store treats each request, drawn by the seed.
+    """Faults of the store and the network, which the seed draws for each request.
 
     `lost_request`, `lost_reply`, `late_request` and `refused` are probabilities per request; at
     most one of them happens to it. Reordering needs no field: each request and each reply draws

@@ -244,7 +244,10 @@ def _check_c(stored: Stored, manifest: Manifest) -> None:
 
 
 def _agrees(found: Entry | None, version: KeyVersion, now_ms: int) -> bool:
-    """Whether all reads from `now_ms` on, when nothing is older than that, are answered alike."""
+    """Return whether all reads from `now_ms` on are answered alike.
+
+    REQUIRES: no read is older.
+    """
     is_there = version.value is not None and not 0 < version.expire_at_ms <= now_ms
     if not is_there:
         return found is None or not found.is_visible(now_ms)

@@ -254,7 +254,7 @@ class Network:
         return Fate.SERVED
 
     def _throttled(self) -> bool:
-        """Whether requests come faster than allowed; a second's worth of them may come at once."""
+        """Return whether requests come too fast; those of a second may come at once."""
         rate, now_s = self.faults.throttle_per_s, self._loop.time()
         if rate == math.inf:
             return False
@@ -277,7 +277,7 @@ class Network:
         return faults.spell_factor if now_us >= self._spell_start_us else 1.0
 
     def _timeout(self, fate: Fate, round_trip_ms: float) -> tuple[float, str]:
-        """How long the client waits for an answer, and what it believes when there is none."""
+        """The time that the client waits for an answer, and the cause that it reports then."""
         faults = self.faults
         answered = fate is Fate.SERVED or fate is Fate.REFUSED
         if not answered and (faults.timeout_ms == math.inf or self._random.random() < faults.reset):

@@ -34,7 +34,7 @@ CLIENTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How long chaos lasts, how many clients there are, and what goes wrong."""
+    """Duration of the chaos, number of clients, and what goes wrong."""
 
     chaos_steps: int = CHAOS_STEPS
     clients: int = CLIENTS

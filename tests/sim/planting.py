@@ -81,7 +81,7 @@ def planted(patches: Sequence[Patch]) -> Iterator[None]:
 
 
 def failure(seed: int, main: Main[object]) -> Exception | None:
-    """Why the run with this seed fails, if it does."""
+    """The error with which the run with this seed fails; None: it does not."""
     with contextlib.redirect_stderr(io.StringIO()):
         try:
             simulate(seed, main)

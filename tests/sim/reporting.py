@@ -41,7 +41,7 @@ class _Shrinking:
         self._kinds = {failed.task.options: failed.kind}
 
     def attempt(self, options: Options) -> bool:
-        """Whether a run with these fails alike; it is the best one then."""
+        """Return whether a run with these fails alike; it is the best one then."""
         if options not in self._kinds and self._left:
             self._left -= 1
             outcome = run_task(replace(self.best.task, options=options))

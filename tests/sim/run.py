@@ -36,7 +36,7 @@ LIMIT_S = 30 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Run(Generic[T]):
-    """How a run went. Equal seeds give equal `trace_hash`es."""
+    """Result of a run. Equal seeds give equal `trace_hash`es."""
 
     value: T  # return value of the main task
     trace_hash: str
@@ -48,7 +48,7 @@ class Run(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a run failed."""
+    """Failure of a run."""
 
     error: BaseException
     trace_hash: str

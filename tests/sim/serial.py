@@ -73,7 +73,7 @@ class SerialOrder:
         return self._acknowledged.before(us, epoch, key)
 
     def landed_us(self, wal: WalObject) -> int:
-        """When the store had an object; if unknown, a time before which it had not."""
+        """The time when the store had an object; if unknown, a time before which it had not."""
         return self._last_asked_us.get(wal.wal_id, 0) if wal.landed_us is None else wal.landed_us
 
     def durable_at(self, us: int) -> int:
@@ -104,7 +104,7 @@ class SerialOrder:
         return max(known, default=0)
 
     def _asked_us(self) -> dict[int, int]:
-        """When the last write in an object of unknown landing time was requested."""
+        """The time when the last write in each object of unknown landing time was requested."""
         asked: dict[int, int] = {}
         for number, placed in self.placed.items():
             operation, wal = self.history.operations[number - 1], placed.commit.wal

@@ -136,7 +136,7 @@ _RESERVED = frozenset({"root", "store"})
 
 
 def some_days_ms(random: Random) -> int:
-    """How far a clock is off that is set wrong; forward, or back."""
+    """Draw the error of a clock that is set wrong, forward or back."""
     return random.choice((-1, 1)) * random.randint(_DAY_MS, 20 * _DAY_MS)
 
 

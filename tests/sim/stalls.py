@@ -213,7 +213,7 @@ POLL_MS = 100.0  # between two polls of these
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """Where a process is stopped: at requests of this kind."""
+    """A point at which a process is stopped: requests of this kind."""
 
     node: str
     operation: str

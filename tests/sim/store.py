@@ -262,7 +262,7 @@ class SimStore:
 
     @property
     def faults(self) -> Faults:
-        """How requests are treated; set it to change that for those sent from now on."""
+        """Faults of requests; set it to change those of requests that are sent from now on."""
         return self._network.faults
 
     @faults.setter
@@ -278,7 +278,7 @@ class SimStore:
 
     @property
     def last_arrival_ms(self) -> float:
-        """When the last of all requests that were sent has arrived, virtual time."""
+        """The virtual time by which all requests that were sent have arrived."""
         return (self._network.last_arrival_us + 1) / 1000
 
     # --- scripts -------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class SimStore:
         return self._objects.data(name)
 
     def first_made_ms(self, name: str) -> int:
-        """When an object was first made, by the store's clock. REQUIRES: it was made."""
+        """The time when an object was first made, by the store's clock. REQUIRES: it was made."""
         return self._objects.first_made_ms(name)
 
     def clock_ms(self) -> int:

@@ -78,7 +78,7 @@ class StoredCommit:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether a writer made it by itself: it records that values of keys have expired."""
+        """Return whether a writer made it by itself, since values of keys have expired."""
         is_expiry = all(e.kind is Kind.TOMBSTONE and e.expire_at_ms for e in self.points.values())
         return is_expiry and not self.ranges and not self.idempotency_key
 

@@ -17,7 +17,7 @@ from shalekv_spark import bulk_load, register, scan
 
 
 def whereabouts(_: int) -> tuple[str, str]:
-    """Where a task finds the pipeline, and a variable that was meant for executors."""
+    """The file in which a task finds the pipeline, and a variable that was meant for executors."""
     import shalekv_spark as found  # noqa: PLC0415 - in the task
 
     return str(found.__file__), os.environ.get("FRUIT_SEASON", "")

@@ -1,4 +1,4 @@
-"""How long the objects of a scan are kept, and the errors of those that come too late."""
+"""Lifetime of the objects of a scan, and the errors of those that come too late."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GONE_S = 30.0
 
 
 def expiry(database: SparkDatabase, snapshot_id: bytes) -> int | None:
-    """When a snapshot expires; None: it is not there."""
+    """The time when a snapshot expires, seconds; None: it is not there."""
     found = find_snapshot(database.manifest(), snapshot_id)
     return None if found is None else found.snapshot_expire_time_s
 

@@ -29,7 +29,7 @@ _numbers = count()
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """Where an election is held."""
+    """Place of an election, and its times."""
 
     elect: str
     ttl_ms: int = 2_000

@@ -24,7 +24,7 @@ with_a_server = pytest.mark.parametrize("election", [ETCD, KUBERNETES], indirect
 
 @pytest.fixture(params=[BUCKET, ETCD, KUBERNETES])
 async def election(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Election]:
-    """Where the election is held."""
+    """The place of the election."""
     match request.param:
         case "bucket":
             yield in_bucket()

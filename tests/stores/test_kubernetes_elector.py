@@ -186,7 +186,7 @@ async def test_a_renewal_whose_answer_is_lost_counts(kubernetes: KubernetesApi) 
 async def test_a_renewal_that_was_cut_off_does_not_hinder_the_release(
     kubernetes: KubernetesApi,
 ) -> None:
-    """Whether it arrives before the release or after it: the lease is free at the end."""
+    """The lease is free at the end, whether the renewal arrives before the release or after it."""
     for is_late in (False, True):
         async with elector(kubernetes, ttl_ms=SHORT_MS) as made:
             term = await made.campaign()

@@ -84,6 +84,6 @@ def definitions(file: str) -> set[str]:
 
 
 def _is_known(path: str) -> bool:
-    """Whether a file of the repository has this name, with as many of its folders as are given."""
+    """Return whether a file of the repository has this name, with the folders that are given."""
     wanted = PurePosixPath(path.removeprefix("./")).parts
     return any(PurePosixPath(name).parts[-len(wanted) :] == wanted for name in file_names())

@@ -44,7 +44,10 @@ def snake(name: str) -> str:
 
 @cache
 def is_refused(name: str) -> bool:
-    """Whether the glossary replaces this name. ``Tree`` refuses classes, ``tree`` every name."""
+    """Return whether the glossary replaces this name.
+
+    ``Tree`` refuses classes, ``tree`` every name.
+    """
     return name.strip("_") in refused_words() or snake(name) in refused_words()
 
 
@@ -63,7 +66,7 @@ def definitions() -> frozenset[str]:
 
 
 def is_in_repository(path: str) -> bool:
-    """Whether a file or a folder has this path, from the root or from that of the server."""
+    """Return whether a file or a folder has this path, from the root or from that of the server."""
     places = (path, f"server/shalekv/{path}")
     return any(
         name == each or name.startswith(each + "/") for name in file_names() for each in places

@@ -69,7 +69,7 @@ def damage_events(node: Child) -> list[Line]:
 
 
 def _end(path: Path) -> int:
-    """Where the zeros begin that a segment is filled up with."""
+    """The offset of the zeros that a segment is filled up with."""
     return len(path.read_bytes().rstrip(b"\0"))
 
 

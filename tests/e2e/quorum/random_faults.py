@@ -92,7 +92,7 @@ class RandomFaults:
                     self._cluster.node(index).resume()
 
     async def _can_lose(self, struck: Sequence[int]) -> bool:
-        """Whether the log of these can be spared: it is one alone, and the others are sound."""
+        """Return whether their log can be spared: it is one alone, and the others are sound."""
         others = {*range(len(self._cluster.nodes))} - {*struck}
         held = [await self._cluster.held_by(index) for index in others]
         return len(struck) == 1 and all(is_sound(each) for each in held)

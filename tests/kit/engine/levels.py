@@ -100,7 +100,7 @@ class Levels:
         )
 
     def block_reads(self) -> Counter[tuple[str, int]]:
-        """How often each block of points or records was read, whole, since the store was made."""
+        """Count the reads of each block of points or records, whole, since the store was made."""
         found: Counter[tuple[str, int]] = Counter()
         handles = {
             name: [*self.sst(name).index] for name in {name for name, _, _ in self.store.reads}

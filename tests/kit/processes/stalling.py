@@ -63,7 +63,7 @@ async def stalled(process: Child) -> None:
 
 @dataclass(slots=True)
 class Stall:
-    """Where to stop: at the `left`-th such request from now on."""
+    """A point to stop at: the `left`-th such request from now on."""
 
     moment: str
     operation: str

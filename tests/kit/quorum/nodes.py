@@ -114,7 +114,7 @@ class KeptLog:
         return [each for each in found if up_to_lsn is None or each.lsn <= up_to_lsn]
 
     def first_lsn_of(self, wal_id: int) -> int | None:
-        """Where an object begins, or will; None: it was trimmed."""
+        """The LSN at which an object begins, or will; None: it was trimmed."""
         base = self.state.log.base
         if is_archived(wal_id, base.wal_id):
             return None

@@ -102,7 +102,7 @@ class Failure:
 
 
 async def failure(call: Any) -> Failure:
-    """How `call` fails: awaits it, or reads it to its end when it is a stream."""
+    """The error of `call`: awaits it, or reads it to its end when it is a stream."""
     try:
         if hasattr(call, "__aiter__"):
             async for _ in call:

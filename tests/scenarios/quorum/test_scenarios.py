@@ -60,7 +60,7 @@ def test_unknown_sentences_are_refused() -> None:
 
 
 def fails(scenario: Scenario, bug: Bug) -> bool:
-    """Whether the scenario notices the bug: by a sentence, or by an invariant."""
+    """Return whether the scenario notices the bug: by a sentence, or by an invariant."""
     with planted(bug()):
         try:
             play(scenario)

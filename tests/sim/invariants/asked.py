@@ -211,7 +211,7 @@ def _seen(got: Got) -> Seen | None:
 
 
 def _newer_asked_us(history: History, epoch: int) -> float:
-    """When the first request went to a writer that had taken over from this one, or may have."""
+    """The time of the first request to a writer that had taken over from this one, or may have."""
     attempts = (each for asked in history.operations for each in asked.attempts)
     asked: Iterator[Attempt | ReadOp | ScanOp] = chain(attempts, history.reads, history.scans)
     newer = (each for each in asked if each.epoch > epoch or each.epoch == UNKNOWN_EPOCH)
@@ -258,7 +258,7 @@ TOO_LONG = "that take too long"
 
 
 def is_judged(seed: int) -> bool:
-    """Whether the run with this seed is judged by the search, too: it takes its time."""
+    """Return whether the run with this seed is judged by the search, too: it takes its time."""
     return Random(f"{seed}/linearizability").random() < JUDGED_SHARE
 
 

@@ -187,7 +187,10 @@ class _Fences:
             self._complete.add(fence.epoch)
 
     def are_missing(self, epoch: int) -> bool:
-        """Whether a writer has no complete run. One that safekeepers have elected needs none."""
+        """Return whether a writer lacks a complete run.
+
+        A writer that safekeepers have elected needs none.
+        """
         return epoch in self._unelected and epoch not in self._complete
 
 

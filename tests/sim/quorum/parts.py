@@ -191,7 +191,10 @@ class Parts:
         self._bad.discard(node.name)
 
     def _lossy_count(self, besides: Safekeeper) -> int:
-        """How many other members don't vote: a majority that has lost its logs is another story."""
+        """Count the other members that don't vote.
+
+        A majority that has lost its logs is another matter.
+        """
         members = {node.member_id: node for node in self.nodes if node is not besides}
         manifest = self.bucket.manifest
         texts = {*manifest.wal_members, *manifest.wal_members_next}

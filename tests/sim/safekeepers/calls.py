@@ -20,7 +20,7 @@ from tests.sim.safekeepers.wires import RETRY_MS, Line, Listener, Pipe, Wires
 
 
 class End(NamedTuple):
-    """How a call has ended."""
+    """End of a call."""
 
     error: grpc.aio.AioRpcError | None = None
 

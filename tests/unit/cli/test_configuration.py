@@ -126,7 +126,7 @@ def test_retired_settings_are_no_settings_and_new_names_are() -> None:
 def test_a_retired_setting_is_refused_with_what_became_of_it(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a flag, a variable or a key: the error names the successor, or what decides now."""
+    """The error names the successor, or what decides now, for a flag, a variable and a key."""
 
     def advice(form: Callable[[str], str]) -> str:
         if key in RENAMED:

@@ -106,7 +106,7 @@ async def get_right(process: Process, database: ColdDatabase, number: int) -> No
 
 
 def requests(store: FaultyStore, folder: str, *operations: str) -> int:
-    """How many requests to a folder there were, of these operations or of all."""
+    """Count the requests to a folder, of these operations or of all."""
     asked = [each for each in store.requests if each.name.startswith(f"{folder}/")]
     return sum(not operations or each.operation in operations for each in asked)
 

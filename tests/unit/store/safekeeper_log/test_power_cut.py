@@ -76,7 +76,7 @@ LIFE: list[tuple[list[Effect] | LogEnd, State]] = [
 
 
 def fits(log: MemberLog, before: State, after: State) -> bool:
-    """Whether the state that was found is that before a step, after it, or between the two."""
+    """Return whether the state that was found is that before a step, after it, or between them."""
     found, records = log.recovered, held(log)
     if found.health is not LogHealth.SOUND or found.promise not in {before.promise, after.promise}:
         return False

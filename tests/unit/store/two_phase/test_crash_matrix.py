@@ -86,7 +86,7 @@ def check_nothing_is_left(cluster: Cluster, name: str) -> None:
 
 
 def check_all_is_forgotten(cluster: Cluster, name: str) -> None:
-    """When the name is collected, neither an object nor a record remains."""
+    """Check that neither an object nor a record remains when the name is collected."""
     for _ in range(2):
         Process(collect(cluster.open(), folder_of(name), lambda _name: True)).finish()
     assert [info.name for info in cluster.objects.page(folder_of(name), "")] == []

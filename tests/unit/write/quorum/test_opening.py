@@ -277,7 +277,7 @@ async def test_recovery_keeps_the_best_surviving_log() -> None:
 
 
 def _all_have(database: QuorumDatabase, lsn: int, *, first: int = 1) -> bool:
-    """Whether all nodes from the first on have the log up to this record."""
+    """Return whether all nodes from the first on have the log up to this record."""
     return all(database.log(f"n{n}:1").state.log.last.lsn >= lsn for n in range(first, 8))
 
 
