@@ -25,11 +25,14 @@ LIMITS = {
     "value_bytes_max": 1_000,
     "batch_count_max": 12,
     "batch_bytes_max": 1_000_000,
-    "delete_range_count_max": 2,
-    "compare_count_max": 3,
     "scan_view_count_max": 2,
     "scan_message_bytes": 1_024,
     "session_bytes_max": 65_536,
+}
+CONSTANTS = {
+    "shalekv.server.freshness:SEQ_WAIT_MS_MAX": 1,
+    "shalekv.server.transactions:DELETE_RANGE_COUNT_MAX": 2,
+    "shalekv.read.read_set:COMPARE_COUNT_MAX": 3,
 }
 LIST_COUNT_MAX = 4
 SHOWN_BYTES = 200

@@ -23,6 +23,7 @@ from shalekv.v1 import admin_pb2, kv_pb2
 from tests.conformance.calls import Caller, CallFailed, method_of
 from tests.conformance.matching import Failure
 from tests.e2e.random_requests import (
+    CONSTANTS,
     LIMITS,
     Call,
     broken_calls,
@@ -124,7 +125,7 @@ def lasting(entries: list[Entry]) -> list[Entry]:
 
 async def attack(acts: Sequence[Call]) -> None:
     """Carry out all acts on a new server, then check it and the objects it would leave."""
-    with constants({"shalekv.server.freshness:SEQ_WAIT_MS_MAX": 1}):
+    with constants(CONSTANTS):
         await _attack(acts)
 
 

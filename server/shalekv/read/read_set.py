@@ -18,6 +18,9 @@ from shalekv.read.version import ReadView
 # Keys with a value that are fetched from a range which must be empty. One would do, unless the
 # transaction is decided again and finds it deleted.
 WITNESS_COUNT = 8
+# Deleted or expired keys that the comparison of a range examines before it is refused. Nothing else
+# runs meanwhile: these take some milliseconds.
+COMPARE_COUNT_MAX = 10_000
 
 
 class VersionToken:
@@ -58,14 +61,13 @@ async def range_in_levels(
     now_ms: int,
     is_shadowed: Callable[[bytes], bool],
     is_hidden: Callable[[bytes], bool],
-    count_max: int,
 ) -> RangeInLevels:
     """Return the first keys of the range that have a value in the levels, and no entry in memory.
 
     `levels` is a view without runs. `is_shadowed` says whether memory has a durable entry of a key:
     the levels do not matter for it then. `is_hidden` says whether an entry that is not durable may
     hide the key: such a key is returned, but not counted. The search ends when `WITNESS_COUNT` keys
-    are counted. Raises `RangeTooCostly` if more than `count_max` keys are examined before.
+    are counted. Raises `RangeTooCostly` if more than `COMPARE_COUNT_MAX` keys are examined before.
     """
     witnesses: list[Entry] = []
     seen_count = examined = 0
@@ -79,15 +81,15 @@ async def range_in_levels(
         if seen_count >= WITNESS_COUNT:
             return RangeInLevels(witnesses, is_whole=False)
         examined += len(entries)
-        check_cost(examined, count_max)
+        check_cost(examined)
     return RangeInLevels(witnesses, is_whole=True)
 
 
-def check_cost(examined: int, count_max: int) -> None:
+def check_cost(examined: int) -> None:
     """Raise `RangeTooCostly` if more keys of a range were examined than are allowed."""
-    if examined > count_max:
+    if examined > COMPARE_COUNT_MAX:
         message = (
-            f"{examined} deleted or expired keys of the range were examined, and "
-            f"compare_count_max is {count_max}: compare a smaller range"
+            f"{examined} deleted or expired keys of the range were examined, and at most "
+            f"{COMPARE_COUNT_MAX} are: compare a smaller range"
         )
         raise RangeTooCostly(message)

@@ -39,6 +39,8 @@ from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
 from shalekv.write.commit import COMMIT_OVERHEAD_BYTES
 
+DELETE_RANGE_COUNT_MAX = 100  # in a Write, or in one branch of a Txn: bounds the work of one call
+
 _OPERATORS: Mapping[int, Operator] = {
     kv_pb2.Compare.OPERATOR_UNSPECIFIED: Operator.EQUAL,
     kv_pb2.Compare.OPERATOR_EQUAL: Operator.EQUAL,
@@ -99,7 +101,7 @@ def write_transaction(request: kv_pb2.WriteRequest, limits: LimitSettings) -> Si
         _change(message, f"changes[{index}]", limits)
         for index, message in enumerate(request.changes)
     ]
-    _check_range_deletes(operations, "changes", limits)
+    _check_range_deletes(operations, "changes")
     requests.check_bytes(_payload_bytes(operations), "changes", limits)
     return _sized(Transaction(operations))
 
@@ -125,7 +127,7 @@ def _operations(
     operations = [
         _operation(message, f"{field}[{index}]", limits) for index, message in enumerate(messages)
     ]
-    _check_range_deletes(operations, field, limits)
+    _check_range_deletes(operations, field)
     return operations
 
 
@@ -204,14 +206,10 @@ def _precondition(message: kv_pb2.Precondition, key: bytes) -> Compare:
             raise InvalidRequest("precondition", "no condition is set")
 
 
-def _check_range_deletes(
-    operations: Iterable[Operation], field: str, limits: LimitSettings
-) -> None:
+def _check_range_deletes(operations: Iterable[Operation], field: str) -> None:
     count = sum(isinstance(operation, DeleteRange) for operation in operations)
-    if count > limits.delete_range_count_max:
-        problem = (
-            f"{count} range deletes, and delete_range_count_max is {limits.delete_range_count_max}"
-        )
+    if count > DELETE_RANGE_COUNT_MAX:
+        problem = f"{count} range deletes, and at most {DELETE_RANGE_COUNT_MAX} are allowed"
         raise InvalidRequest(field, problem)
 
 

@@ -87,6 +87,10 @@ REMOVED: Mapping[str, str] = {
     "still names it",
     "safekeeper.retire_interval_ms": "a safekeeper checks each minute for logs that are not "
     "needed any more",
+    "limits.compare_count_max": "a comparison of a range passes at most 10,000 deleted or expired "
+    "keys",
+    "limits.delete_range_count_max": "a Write, and each branch of a Txn, has at most 100 range "
+    "deletes",
 }
 
 

@@ -217,13 +217,6 @@ class LimitSettings(Settings):
         description="Most bytes of keys and values in one Write.",
         json_schema_extra={"user": "operator sizing memory"},
     )
-    delete_range_count_max: int = Field(
-        default=100,
-        ge=1,
-        le=10_000,
-        description="Most range deletes in one Write, or in one branch of a Txn.",
-        json_schema_extra={"user": "operator: longest work that one call may cause"},
-    )
     ttl_ms_max: int = Field(
         default=3_155_760_000_000,
         ge=1,
@@ -231,14 +224,6 @@ class LimitSettings(Settings):
         description="Longest time to live that a put may give its value, milliseconds. The default "
         "is 100 years.",
         json_schema_extra={"user": "operator whose data must not outlive a time"},
-    )
-    compare_count_max: int = Field(
-        default=10_000,
-        ge=1,
-        le=10_000_000,
-        description="Most deleted or expired keys that a `range_empty` of a transaction passes "
-        "before it is refused. Nothing else runs meanwhile: 10,000 keys take some milliseconds.",
-        json_schema_extra={"user": "operator: longest pause that one transaction may cause"},
     )
     scan_view_count_max: int = Field(
         default=64,

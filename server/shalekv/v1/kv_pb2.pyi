@@ -908,8 +908,7 @@ class WriteRequest(_message.Message):
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Change]:
         """1 to 10,000 changes (server setting `batch_count_max`), applied in this order: an `add` sees
         the changes before it, and when a key is changed more than once the last change wins. At most
-        64 MiB of keys and values (`batch_bytes_max`) and 100 range deletes
-        (`delete_range_count_max`).
+        64 MiB of keys and values (`batch_bytes_max`) and 100 range deletes.
         """
 
     def __init__(
@@ -1017,8 +1016,7 @@ class Compare(_message.Message):
     @_builtins.property
     def range_empty(self) -> Global___KeyRange:
         """The range has no keys. Refused with RESOURCE_EXHAUSTED (reason RANGE_TOO_COSTLY) when more
-        than `compare_count_max` (server setting) deleted or expired keys precede the first that
-        has a value.
+        than 10,000 deleted or expired keys precede the first that has a value.
         """
 
     def __init__(
@@ -1077,7 +1075,7 @@ Global___TxnOperation: _TypeAlias = TxnOperation  # noqa: Y015
 class TxnRequest(_message.Message):
     """Compares, then does. Comparisons and operations of both branches together: 1 to 10,000 (server
     setting `batch_count_max`), and 64 MiB of keys and values (`batch_bytes_max`); at most 100 range
-    deletes in each branch (`delete_range_count_max`).
+    deletes in each branch.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -224,7 +224,7 @@ class WriterEngine:
             clock=clock,
             next_seq=opened.first_seq,
         )
-        self.prefetch = self._prefetch((limits or LimitSettings()).compare_count_max)
+        self.prefetch = self._prefetch()
         self.loads = self._loads(opened, levels or LevelSettings())
         self.expiry = ExpirySweep(self, settings, clock, replayed=opened.loads)
 
@@ -246,14 +246,13 @@ class WriterEngine:
             drop_through=self._drop_through,
         )
 
-    def _prefetch(self, compare_count_max: int) -> Prefetch:
+    def _prefetch(self) -> Prefetch:
         return Prefetch(
             levels=self.levels,
             log=self.log,
             memtable=self.memtable,
             state=self.newest_state,
             now_ms=self.time.now_ms,
-            compare_count_max=compare_count_max,
             explain_missing=self._explain_missing,
         )
 
@@ -433,9 +432,7 @@ class WriterEngine:
         """The state by which a transaction is decided that follows all pending writes."""
         view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
         durable = view.with_newer(self.log.runs_ahead)
-        return NewestState(
-            pending_writes, durable, self.time.now_ms(), self.prefetch.compare_count_max, read_set
-        )
+        return NewestState(pending_writes, durable, self.time.now_ms(), read_set)
 
     def _explain_queue(self) -> str:
         """Say what keeps the queue from moving; empty if nothing does."""

@@ -13,7 +13,7 @@ from itertools import islice
 from shalekv.clock import Clock
 from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, KeyRange
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import EMPTY_READ_SET, ReadSet, check_cost
+from shalekv.read.read_set import COMPARE_COUNT_MAX, EMPTY_READ_SET, ReadSet, check_cost
 from shalekv.read.scan import memory_slices
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.version import ReadView
@@ -154,7 +154,6 @@ class NewestState:
     pending_writes: PendingWrites
     durable: ReadView  # its runs hold all keys in memory that are not pending
     now_ms: int
-    compare_count_max: int
     read_set: ReadSet = EMPTY_READ_SET
 
     def visible(self, key: bytes) -> Entry | None:
@@ -173,13 +172,13 @@ class NewestState:
             if self._has_value(key):
                 return True
             looked_at += 1
-            check_cost(looked_at, self.compare_count_max)
+            check_cost(looked_at)
         left = self.durable.with_tombstones(self.pending_writes.range_tombstones)
         for entries in memory_slices(left, keys):
             if any(self._has_value(entry.key) for entry in entries):
                 return True
             looked_at += len(entries)
-            check_cost(looked_at, self.compare_count_max)
+            check_cost(looked_at)
         return self._has_keys_in_levels(keys)
 
     def _has_value(self, key: bytes) -> bool:
@@ -197,5 +196,5 @@ class NewestState:
         ):
             return True
         if not in_levels.is_whole:  # every key that was fetched has been deleted since
-            check_cost(self.compare_count_max + 1, self.compare_count_max)
+            check_cost(COMPARE_COUNT_MAX + 1)
         return False

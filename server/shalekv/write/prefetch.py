@@ -30,7 +30,6 @@ class Prefetch:
         memtable: Memtable,
         state: Callable[[PendingWrites, ReadSet], NewestState],
         now_ms: Callable[[], int],
-        compare_count_max: int,
         explain_missing: ExplainMissing,
     ) -> None:
         """`now_ms` is logical time; `explain_missing` finds the reason why an object is missing."""
@@ -39,7 +38,6 @@ class Prefetch:
         self._memtable = memtable
         self._state = state
         self._now_ms = now_ms
-        self.compare_count_max = compare_count_max
         self._explain_missing = explain_missing
 
     def known(self, needs: Needs) -> ReadSet | None:
@@ -87,7 +85,6 @@ class Prefetch:
             now_ms=self._now_ms(),
             is_shadowed=self._is_kept,
             is_hidden=lambda key: pending_writes.get(key) is not None,
-            count_max=self.compare_count_max,
         )
 
     def _is_kept(self, key: bytes) -> bool:

@@ -125,7 +125,7 @@ class MemoryDatabase:
         """The state after all pending writes."""
         view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
         durable = view.with_newer(self.log.runs_ahead)
-        return NewestState(pending_writes, durable, NOW_MS, 1_000, read_set)
+        return NewestState(pending_writes, durable, NOW_MS, read_set)
 
     def land(self, group: Group) -> None:
         """Take a durable group into memory."""

@@ -13,8 +13,8 @@ from shalekv.errors import ConditionFailed, RangeTooCostly
 from shalekv.format import names
 from shalekv.protocol.fencing import WriterId
 from shalekv.read.read_set import WITNESS_COUNT
-from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
+from tests.kit.constants import set_constants
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.roles import (
@@ -242,12 +242,10 @@ TTL_MS = 60_000
 
 
 @asynccontextmanager
-async def compacted(
-    *changes: kv_pb2.Change, limits: LimitSettings | None = None, **settings: Any
-) -> AsyncIterator[Serving]:
+async def compacted(*changes: kv_pb2.Change, **settings: Any) -> AsyncIterator[Serving]:
     """A writer with nothing in memory: the levels hold commit 1, which has these changes, and 2."""
     database = await Database.created()
-    async with serving(database, limits=limits, **NEVER_POLLED, **settings) as writer:
+    async with serving(database, **NEVER_POLLED, **settings) as writer:
         await writer.ask(kv_pb2.WriteRequest(changes=[*changes, put(b"gone"), put(b"shut", b"v")]))
         await writer.delete(b"gone")
         await compact(database, l0_trigger_count=L0_COUNT)
@@ -269,12 +267,13 @@ RANGE = {"prefix": b"r"}
 )
 @pytest.mark.parametrize("kind", ["expired", "deleted"])
 async def test_range_of_the_levels_may_cost_too_much(
-    kind: str, count_max: int, *, is_costly: bool
+    monkeypatch: pytest.MonkeyPatch, kind: str, count_max: int, *, is_costly: bool
 ) -> None:
     """A comparison reads no more keys without a value in the levels than allowed."""
     ttl_ms = TTL_MS if kind == "expired" else 0
     changes = [put(b"r%d" % number, ttl_ms=ttl_ms) for number in range(4)]
-    async with compacted(*changes, limits=LimitSettings(compare_count_max=count_max)) as writer:
+    set_constants(monkeypatch, {"shalekv.read.read_set:COMPARE_COUNT_MAX": count_max})
+    async with compacted(*changes) as writer:
         if kind == "deleted":
             await asyncio.gather(*(writer.delete(b"r%d" % number) for number in range(4)))
         else:

@@ -8,6 +8,7 @@ from shalekv.errors import RangeTooCostly
 from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.transaction import Change, DeleteRange, Operation, Put, Transaction
 from shalekv.read.memtable import Memtable
+from shalekv.read.read_set import COMPARE_COUNT_MAX
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.write.commit import Commit, Group
 from shalekv.write.pending_writes import NewestState, PendingWrites
@@ -93,7 +94,6 @@ def test_rebuilt_pending_writes_have_only_new_numbers() -> None:
     assert [entry.seq for entry in pending_writes.range_tombstones] == [3, 9]
 
 
-COMPARE_COUNT_MAX = 3_000
 ALL = KeyRange(b"", b"")
 
 
@@ -106,9 +106,7 @@ class Layers:
         self.seq = 0
 
     def state(self) -> NewestState:
-        return NewestState(
-            self.pending_writes, self.memtable.view(self.seq, 0), NOW_MS, COMPARE_COUNT_MAX
-        )
+        return NewestState(self.pending_writes, self.memtable.view(self.seq, 0), NOW_MS)
 
     def land(self, *changes: Change) -> None:
         self.seq += 1
@@ -139,7 +137,7 @@ def tombstones(count: int) -> list[Change]:
 
 
 def test_visited_deleted_keys_are_bounded() -> None:
-    """At most `compare_count_max` deleted keys are visited, durable or not."""
+    """At most `COMPARE_COUNT_MAX` deleted keys are visited, durable or not."""
     for land_count in (0, 1_000, COMPARE_COUNT_MAX - 2):
         layers = Layers()
         both = tombstones(COMPARE_COUNT_MAX - 2)
