@@ -186,7 +186,6 @@ _WRITER = {
     "open_timeout_ms": _HOUR_MS,
     "snapshot_ttl_s": _DAY_S,
 }
-_READER = {"reader_open_timeout_ms": _HOUR_MS}
 
 
 class ServingProcess(Process[RoleT], abc.ABC):
@@ -250,7 +249,7 @@ class ReaderProcess(ServingProcess[Reader]):
     """A replica."""
 
     def begin_open(self, options: Options) -> None:
-        reader = ReaderSettings.model_validate({**_READER, **options})
+        reader = ReaderSettings.model_validate(options)
         settings = ReaderConfig(database=UrlSettings(url=URL), reader=reader)
         self.is_resolved = False
         self.begin(self._live(settings))

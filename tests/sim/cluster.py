@@ -92,7 +92,7 @@ class Cluster:
         """A new client of the store for a writer or a replica."""
         return self.sim.store_for(node)
 
-    def links_for(self, node: Node, settings: WriterConfig | None = None) -> Links | None:  # noqa: ARG002
+    def links_for(self, node: Node) -> Links | None:  # noqa: ARG002
         """The way of a process to the safekeepers; None: there are none."""
         return None
 
@@ -192,7 +192,7 @@ class Cluster:
 
     async def _open_and_run(self, node: Node, settings: WriterConfig) -> str:
         runtime, store = self.sim.runtime_for(node), self.store_for(node)
-        links = self.links_for(node, settings)
+        links = self.links_for(node)
         try:
             writer = await Writer.open(store, settings=settings, runtime=runtime, links=links)
         except (ObjectNotFound, SnapshotNotFound):  # it stood still for longer than that lives

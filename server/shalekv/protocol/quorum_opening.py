@@ -70,7 +70,8 @@ from shalekv.protocol.proposer import Candidacy, Leader, epoch_to_claim, next_ob
 from shalekv.protocol.quorum_records import Ballot, Greeting, LogEnd, LogShape, Record, Vote
 
 # An archiver that finds a contradiction has uploaded no more objects behind it than it uploads in
-# parallel, `archive_parallel_uploads`. So if these objects agree with the log, all before them do.
+# parallel: 4, and up to 64 by a setting of earlier versions. So if these objects agree with the
+# log, all before them do.
 COMPARED_MAX = 64
 
 

@@ -25,6 +25,8 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest, named_manifest
 from shalekv.write.snapshots import Snapshots
 
+OPEN_TIMEOUT_MS = 60_000  # of putting the snapshot into the manifest, and of refused requests
+
 
 @dataclass(frozen=True, slots=True)
 class JoinedReplica:
@@ -58,7 +60,7 @@ async def join(
     snapshots = Snapshots(store, stored)
     if settings.snapshot is SnapshotChoice.OWN:
         ttl_ms = 1_000 * settings.reader_snapshot_ttl_s
-        snapshot = await snapshots.create(ttl_ms=ttl_ms, timeout_ms=settings.reader_open_timeout_ms)
+        snapshot = await snapshots.create(ttl_ms=ttl_ms, timeout_ms=OPEN_TIMEOUT_MS)
         snapshot_id, ttl_s = snapshot.id, settings.reader_snapshot_ttl_s
         manifest = await named_manifest(store, stored.current, snapshot_id)
         last_wal_id = manifest.wal_id_last_seen

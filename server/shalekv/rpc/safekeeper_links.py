@@ -27,14 +27,19 @@ from shalekv.protocol.quorum_records import Append, Record, ToAcceptor, ToPropos
 from shalekv.rpc.status import DOMAIN
 from shalekv.server.safekeeper.service import node_status_of
 from shalekv.v1 import safekeeper_pb2 as wire
-from shalekv.write.quorum.links import DatabasePlace, LinkBroken, NodeStatus, TailPiece
+from shalekv.write.quorum.links import (
+    CONNECT_TIMEOUT_MS,
+    DatabasePlace,
+    LinkBroken,
+    NodeStatus,
+    TailPiece,
+)
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 _StreamMethod: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"
 
 _SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
-CONNECT_TIMEOUT_MS = 3_000
 # A safekeeper asks the object store before it creates or deletes a member.
 _SLOW_CALL_MS = 60_000
 _OPTIONS = (
@@ -116,9 +121,7 @@ def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
 class GrpcLinks:
     """Links to safekeepers, by HOST:PORT. Needs a running loop."""
 
-    def __init__(self, *, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> None:
-        """`connect_timeout_ms` bounds each connection attempt, and each request for a status."""
-        self._connect_timeout_s = connect_timeout_ms / 1_000
+    def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._encoder = _Encoder()
 
@@ -171,7 +174,7 @@ class GrpcLinks:
             address,
             request,
             wire.GetSafekeeperStatusReply,
-            self._connect_timeout_s,
+            CONNECT_TIMEOUT_MS / 1_000,
         )
         return node_status_of(reply)
 
@@ -204,15 +207,14 @@ class GrpcLinks:
         """Connect, or raise `LinkBroken` when that fails or takes too long."""
         state = channel.get_state(try_to_connect=True)
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1_000):
                 while state is not grpc.ChannelConnectivity.READY:
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
                         raise LinkBroken(f"{address}: nobody answers there")
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
-            timeout_ms = round(self._connect_timeout_s * 1_000)
-            raise LinkBroken(f"{address}: no connection within {timeout_ms} ms") from None
+            raise LinkBroken(f"{address}: no connection within {CONNECT_TIMEOUT_MS} ms") from None
 
     async def _unary(
         self, method: str, address: str, request: Message, reply: type[ReplyT], timeout_s: float

@@ -10,7 +10,7 @@ from shalekv.protocol.manifest import Manifest
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version_set import RELEASE_TIMEOUT_MS
 from shalekv.replica.engine import ReplicaEngine
-from shalekv.replica.join import join
+from shalekv.replica.join import OPEN_TIMEOUT_MS, join
 from shalekv.runtime import Runtime
 from shalekv.server.reader_service import ReaderAdmin, ReaderKv
 from shalekv.server.readiness import Readiness
@@ -80,7 +80,7 @@ class Reader:
         began_ms = runtime.clock.monotonic_ms()
         cas = CasStore(store, runtime, settings.store)
         views = OpenViews(settings.limits, runtime.clock, runtime.random)
-        with cas.refusals.opening(settings.reader.reader_open_timeout_ms):
+        with cas.refusals.opening(OPEN_TIMEOUT_MS):
             engine = await _join(cas, settings, links, views)
         open_ms = runtime.clock.monotonic_ms() - began_ms
         log.info(

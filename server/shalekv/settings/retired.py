@@ -85,6 +85,12 @@ REMOVED: Mapping[str, str] = {
     "writer.uncompacted_loads_max_count": "at most 64 loads are not compacted",
     "archiving.archive_manifest_interval_ms": "a safekeeper checks each minute that a manifest "
     "still names it",
+    "quorum.safekeeper_connect_timeout_ms": "connecting to a safekeeper, and waiting for its first "
+    "answer, fails after 3 seconds",
+    "quorum.parallel_appends": "at most 8 groups of writes are in flight to the safekeepers",
+    "archiving.archive_parallel_uploads": "4 WAL objects of a database are uploaded at once",
+    "reader.reader_open_timeout_ms": "a reader that starts tries for a minute to put its snapshot "
+    "into the manifest",
     "safekeeper.retire_interval_ms": "a safekeeper checks each minute for logs that are not "
     "needed any more",
     "limits.compare_count_max": "a comparison of a range passes at most 10,000 deleted or expired "

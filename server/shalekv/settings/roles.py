@@ -184,14 +184,6 @@ class SafekeeperTransport(StrEnum):
 class QuorumSettings(Settings):
     """The write-ahead log in safekeepers: replication, and archiving to the object store."""
 
-    safekeeper_connect_timeout_ms: int = Field(
-        default=3_000,
-        ge=10,
-        le=600_000,
-        description="Timeout for connecting to a safekeeper, milliseconds. Then the writer "
-        "connects again.",
-        json_schema_extra={"user": "operator of safekeepers in other regions"},
-    )
     vote_timeout_ms: int = Field(
         default=15_000,
         ge=10,
@@ -211,14 +203,6 @@ class QuorumSettings(Settings):
         json_schema_extra={
             "user": "operator: deadlines of clients against outages that pass unnoticed"
         },
-    )
-    parallel_appends: int = Field(
-        default=8,
-        ge=1,
-        le=1_024,
-        description="Most groups of writes in flight to the safekeepers. They become durable in "
-        "order.",
-        json_schema_extra={"user": "operator of safekeepers in other regions: throughput"},
     )
     safekeeper_transport: SafekeeperTransport = Field(
         default=SafekeeperTransport.DIRECT,
@@ -324,14 +308,6 @@ class ReaderSettings(Settings):
             "user": "operator: edits of the manifest against storage that a killed reader keeps"
         },
     )
-    reader_open_timeout_ms: int = Field(
-        default=60_000,
-        ge=1,
-        le=3_600_000,
-        description="How long a starting reader tries to put its snapshot into the manifest, "
-        "milliseconds.",
-        json_schema_extra={"user": "operator of a store that is slow or contended"},
-    )
     reader_memtable_bytes_max: int = Field(
         default=248 * MIB,
         ge=1 * MIB,
@@ -406,15 +382,8 @@ class SafekeeperSettings(Settings):
 
 
 class ArchivingSettings(Settings):
-    """Archiving: how soon, how much at once, and when a safekeeper does it without appointment."""
+    """Archiving: how often the archive is listed, and when members without appointment archive."""
 
-    archive_parallel_uploads: int = Field(
-        default=4,
-        ge=1,
-        le=64,
-        description="WAL objects of one database that a safekeeper uploads at once.",
-        json_schema_extra={"user": "operator sizing the network"},
-    )
     archive_list_interval_ms: int = Field(
         default=10_000,
         ge=10,

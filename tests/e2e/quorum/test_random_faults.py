@@ -26,13 +26,14 @@ NODES = (
 )
 WRITERS = (
     *("--quorum-timeout-ms", "1500", "--vote-timeout-ms", "8000"),
-    *("--safekeeper-connect-timeout-ms", "1000", "--fence-poll-ms", "500"),
+    *("--fence-poll-ms", "500"),
     *("--archive-interval-ms", "250"),
     *ALONE,
 )
 
 QUICK = variables(
     {
+        "shalekv.write.quorum.links:CONNECT_TIMEOUT_MS": 1_000,
         "shalekv.write.quorum.peer:REPLY_TIMEOUT_MS": 1_000,
         "shalekv.write.quorum.log:ARCHIVE_TAKEOVER_MS": 1_500,
     }

@@ -158,7 +158,7 @@ def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
     archiving = ArchivingSettings().model_copy(
         update=_drawn(
             {
-                "archive_parallel_uploads": random.choice([1, 4]),
+                f"{NODE}.archiver:PARALLEL_UPLOADS": random.choice([1, 4]),
                 f"{NODE}.archiver:UPLOAD_TIMEOUT_MS": int(random.choice([1_000, 20_000]) * pace),
                 "archive_list_interval_ms": int(random.choice([500, 3_000]) * pace),
                 f"{NODE}.archiver:MANIFEST_INTERVAL_MS": int(random.choice([2_000, 20_000]) * pace),
@@ -178,11 +178,11 @@ def draw_quorum_writer(random: Random) -> WriterConfig:
     quorum = QuorumSettings().model_copy(
         update=_drawn(
             {
-                "safekeeper_connect_timeout_ms": random.choice([300, 3_000]),
+                f"{QUORUM}.links:CONNECT_TIMEOUT_MS": random.choice([300, 3_000]),
                 "vote_timeout_ms": random.choice([3_000, 15_000]),
                 "quorum_timeout_ms": random.choice([500, 5_000]),
                 f"{QUORUM}.peer:REPLY_TIMEOUT_MS": random.choice([1_000, 10_000]),
-                "parallel_appends": random.choice([1, 8]),
+                f"{QUORUM}.opening:PARALLEL_APPENDS": random.choice([1, 8]),
                 f"{QUORUM}.peer:SEND_QUEUE_BYTES_MAX": random.choice([500, MUCH_BYTES]),
                 "safekeeper_transport": random.choice([*SafekeeperTransport]),
                 f"{QUORUM}.peer:CHAIN_TIMEOUT_MS": random.choice([20, 300]),
@@ -198,7 +198,6 @@ def draw_quorum_writer(random: Random) -> WriterConfig:
     return drawn.model_copy(update={"quorum": quorum, "writer": writer})
 
 
-CONNECT_MS = 1_000
 POLL_MS = 20.0
 COUNTS = (3, 3, 3, 5)
 QUORUM_SHARE = 0.7  # share of the databases with safekeepers from the beginning
@@ -313,10 +312,8 @@ class QuorumCluster(Cluster):
         """Return a new client of the store, under the URL that safekeepers know."""
         return store_of(self.sim, node)
 
-    def links_for(self, node: Node, settings: WriterConfig | None = None) -> SimLinks:
-        quorum = None if settings is None else settings.quorum
-        timeout_ms = CONNECT_MS if quorum is None else quorum.safekeeper_connect_timeout_ms
-        return SimLinks(self.wires, node, connect_timeout_ms=timeout_ms)
+    def links_for(self, node: Node) -> SimLinks:
+        return SimLinks(self.wires, node)
 
     def configuration(self) -> Configuration:
         """Return the members that hold the log, or held it last. REQUIRES: it was in safekeepers

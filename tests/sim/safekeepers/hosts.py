@@ -34,8 +34,8 @@ CALLS_MAX = 10_000
 class SimLinks(GrpcLinks):
     """The shipped links of one process, over the simulated network."""
 
-    def __init__(self, wires: Wires, node: Node, *, connect_timeout_ms: int) -> None:
-        super().__init__(connect_timeout_ms=connect_timeout_ms)
+    def __init__(self, wires: Wires, node: Node) -> None:
+        super().__init__()
         self._wires = wires
         self._node = node
         self._sim_channels: dict[str, SimChannel] = {}
@@ -185,7 +185,7 @@ class Machine(Listener):
         workers, sync_workers = self._workers(node, 2), self._workers(node, 1)
         random = self._sim.random_for(f"{node.label}/runtime")
         runtime = Runtime(self._sim.clock_of(node), random, workers)
-        links = SimLinks(self._wires, node, connect_timeout_ms=3_000)
+        links = SimLinks(self._wires, node)
 
         def open_store(url: str, _runtime: Runtime, _settings: StoreSettings) -> ObjectStore:
             return store_of(self._sim, node, url)

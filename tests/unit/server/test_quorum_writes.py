@@ -19,6 +19,7 @@ from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.write.engine import WriterEngine
 from shalekv.write.wal import QuorumReport
+from tests.kit.constants import set_constants
 from tests.kit.quorum.log import QuorumDatabase, Writing, runtime, until
 from tests.kit.serving.roles import CALL, Calls, absent, key_header
 from tests.kit.virtual_time import virtual_time
@@ -133,9 +134,12 @@ async def test_archived_write_and_its_repeat_wait_for_the_object_store() -> None
 
 
 @virtual_time(5)
-async def test_without_a_majority_writes_end_and_are_refused() -> None:
+async def test_without_a_majority_writes_end_and_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without a majority writes end as unknown or are refused, reads go on, and all resumes."""
-    async with quorum_serving(parallel_appends=2) as writer:
+    set_constants(monkeypatch, {"shalekv.write.quorum.opening:PARALLEL_APPENDS": 2})
+    async with quorum_serving() as writer:
         await writer.put(b"a", b"1")
         writer.hold()
         requests = [kv_pb2.PutRequest(key=b"k%d" % n, value=b"2") for n in range(5)]

@@ -39,7 +39,6 @@ from shalekv.server.status import ProcessReport
 from shalekv.settings import (
     EndpointSettings,
     LogFormat,
-    QuorumSettings,
     ReaderConfig,
     SafekeeperConfig,
     WriterConfig,
@@ -141,10 +140,9 @@ async def open_database(
 
 
 @asynccontextmanager
-async def open_links(settings: QuorumSettings | None = None) -> AsyncIterator[GrpcLinks]:
+async def open_links() -> AsyncIterator[GrpcLinks]:
     """Connections to safekeepers, opened on first use, and closed at the end."""
-    timeout_ms = (settings or QuorumSettings()).safekeeper_connect_timeout_ms
-    links = GrpcLinks(connect_timeout_ms=timeout_ms)
+    links = GrpcLinks()
     try:
         yield links
     finally:

@@ -45,6 +45,7 @@ from shalekv.write.quorum.archive import Archive
 log = structlog.get_logger()
 
 MANIFEST_INTERVAL_MS = 60_000  # between checks that a manifest names this member: one request
+PARALLEL_UPLOADS = 4  # WAL objects of one database
 UPLOAD_TIMEOUT_MS = 60_000  # an upload of 8 MiB takes so long at 1 Mbit/s
 PAUSE_MS = 20  # between checks for complete objects: it bounds the work, and is a part of an upload
 READ_BYTES = 4 * MIB  # of a log at once, to find complete objects
@@ -275,7 +276,7 @@ class Archiver:
             for each in self._objects.complete
             if is_archived(each.wal_id, tip) and each.wal_id not in self._known
         ]
-        for each in others[-self._settings.archive_parallel_uploads :]:
+        for each in others[-PARALLEL_UPLOADS:]:
             await self._archive.check(each.wal_id, await self._objects.read_end(each))
             self._known.add(each.wal_id)
 
@@ -284,11 +285,10 @@ class Archiver:
     async def _add(self, waiting: list[LogObject]) -> None:
         """Upload some of these objects, and move `_tip` up to the first gap.
 
-        An upload begins when all objects `archive_parallel_uploads` or more before it are archived.
+        An upload begins when all objects `PARALLEL_UPLOADS` or more before it are archived.
         So no more than that are behind a gap, or behind an object that contradicts the log.
         """
-        parallel = self._settings.archive_parallel_uploads
-        batch = waiting[: parallel * _BATCH_PER_UPLOAD]
+        batch = waiting[: PARALLEL_UPLOADS * _BATCH_PER_UPLOAD]
         if not batch:
             return
         adding: dict[int, asyncio.Task[None]] = {}  # by object
@@ -303,7 +303,11 @@ class Archiver:
 
         async with asyncio.TaskGroup() as uploads:
             for number, each in enumerate(batch):
-                before = adding.get(batch[number - parallel].wal_id) if number >= parallel else None
+                before = (
+                    adding.get(batch[number - PARALLEL_UPLOADS].wal_id)
+                    if number >= PARALLEL_UPLOADS
+                    else None
+                )
                 if before is not None:
                     await before
                 if failures:

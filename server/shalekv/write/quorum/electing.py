@@ -46,7 +46,7 @@ from shalekv.protocol.quorum_records import (
 )
 from shalekv.store.cas import CasStore
 from shalekv.write.quorum.archive import Archive
-from shalekv.write.quorum.links import Link, LinkBroken
+from shalekv.write.quorum.links import CONNECT_TIMEOUT_MS, Link, LinkBroken
 from shalekv.write.quorum.peer import BACKOFF, QuorumContext, unexpected, without_address
 
 log = structlog.get_logger()
@@ -75,7 +75,7 @@ async def greet(context: QuorumContext, configuration: Configuration) -> Mapping
 async def greet_one(context: QuorumContext, member: Member) -> Greeting:
     """Read the present state of one member. Raises `LinkBroken` when it does not answer."""
     try:
-        async with asyncio.timeout(context.settings.safekeeper_connect_timeout_ms / 1_000):
+        async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1_000):
             link = await context.links.connect(member.address, context.place)
             try:
                 return await _greeting(member, link)
@@ -169,8 +169,7 @@ class _MajorityPoll(Generic[AnswerT]):
             self._end_with(error)
             return True
         except TimeoutError:
-            timeout_ms = self._context.settings.safekeeper_connect_timeout_ms
-            self._problems[member.id] = f"did not answer within {timeout_ms} ms"
+            self._problems[member.id] = f"did not answer within {CONNECT_TIMEOUT_MS} ms"
             return False
         except (LinkBroken, ShaleError, _NoAnswer) as error:
             self._problems[member.id] = without_address(str(error), member.address)
@@ -183,7 +182,7 @@ class _MajorityPoll(Generic[AnswerT]):
         return True
 
     async def _ask_once(self, member: Member) -> AnswerT:
-        async with asyncio.timeout(self._context.settings.safekeeper_connect_timeout_ms / 1_000):
+        async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1_000):
             link = await self._context.links.connect(member.address, self._context.place)
             try:
                 return await self._ask(member, link)

@@ -20,6 +20,8 @@ from shalekv.protocol.quorum_records import (
     ToProposer,
 )
 
+CONNECT_TIMEOUT_MS = 3_000  # for connecting to a safekeeper, and for its first answer
+
 
 class LinkBroken(Exception):
     """A safekeeper was not reached, or the stream to it has ended. The text says why.

@@ -35,7 +35,7 @@ from shalekv.protocol.membership import (
 from shalekv.store.manifests import FencedManifest
 from shalekv.wording import Trouble
 from shalekv.write.quorum.ledger import Ledger
-from shalekv.write.quorum.links import LinkBroken
+from shalekv.write.quorum.links import CONNECT_TIMEOUT_MS, LinkBroken
 from shalekv.write.quorum.peer import Chain, Peer, QuorumContext
 from shalekv.write.wal import MemberReport, QuorumReport
 
@@ -302,7 +302,7 @@ class QuorumLog:
     async def _poll_member(self, peer: Peer) -> None:
         context = self._context
         try:
-            async with asyncio.timeout(context.settings.safekeeper_connect_timeout_ms / 1_000):
+            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1_000):
                 node = await context.links.status(peer.member.address, context.place.database_id)
         except (LinkBroken, ShaleError, TimeoutError):
             return  # another member is asked next time

@@ -74,6 +74,8 @@ from shalekv.write.wal import WAL_BLOCK_BYTES, ObjectStoreWal, list_wal
 
 log = structlog.get_logger()
 
+PARALLEL_APPENDS = 8  # groups of writes in flight to the safekeepers; they become durable in order
+
 NONCE_BYTES = 16
 
 
@@ -164,11 +166,10 @@ class _QuorumOpeningExecutor:
         replayed = await self._replay(manifest)
         finish = self._effect
         assert isinstance(finish, FinishOpening)
-        appends = self._context.settings.parallel_appends
         fenced = FencedLog(
             replayed,
             wal,
-            flush_policy(self._settings, max_parallel_writes=appends, is_charged=False),
+            flush_policy(self._settings, max_parallel_writes=PARALLEL_APPENDS, is_charged=False),
             time,
             self._opening.fence_wal_id,
             last_stored_wal_id=finish.last_wal_id,

@@ -43,7 +43,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import MIB, QuorumSettings, SafekeeperTransport
 from shalekv.store.retry import Backoff
 from shalekv.write.quorum.ledger import Ledger
-from shalekv.write.quorum.links import DatabasePlace, Link, LinkBroken, Links
+from shalekv.write.quorum.links import CONNECT_TIMEOUT_MS, DatabasePlace, Link, LinkBroken, Links
 
 log = structlog.get_logger()
 
@@ -292,15 +292,14 @@ class Peer:
     async def _follow(self) -> str:
         """Follow the member on one stream. Returns why the stream has ended."""
         context = self._context
-        timeout_ms = context.settings.safekeeper_connect_timeout_ms
         link: Link | None = None
         try:
-            async with asyncio.timeout(timeout_ms / 1_000):
+            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1_000):
                 link = await context.links.connect(self.member.address, context.place)
                 problem = await self._join(link)
             return problem or await self._exchange(link)
         except TimeoutError:
-            return f"did not answer within {timeout_ms} ms"
+            return f"did not answer within {CONNECT_TIMEOUT_MS} ms"
         except (LinkBroken, ShaleError) as error:
             return str(error)
         finally:

@@ -303,16 +303,15 @@ async def test_few_objects_are_archived_behind_a_gap(runtime: Runtime) -> None:
     await put_manifest(store.free, manifest_of(0, A, B, C))
     written, log = Written(), HeldLog(appointed=A)
     log.append(written.write("0.1.2.3.4.5.6.7."), committed_lsn=8)
-    settings = EAGER.model_copy(update={"archive_parallel_uploads": 3})
-    async with running(archiver_of(log, store, runtime, settings)):
-        await store.arrived(3)
-        for number in (1, 2):
+    async with running(archiver_of(log, store, runtime)):
+        await store.arrived(4)
+        for number in (1, 2, 3):
             store.held[number].release()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await store.arrived(4)
+                await store.arrived(5)
         store.held[0].release()
-        assert (await store.arrived(4)).name == names.wal_name(3)
+        assert (await store.arrived(5)).name == names.wal_name(4)
         store.release_all()
         await log.reached(archived=7, trimmed_lsn=8)
 
