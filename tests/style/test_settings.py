@@ -39,9 +39,17 @@ def test_settings_have_a_user() -> None:
 
 
 def test_settings_are_read() -> None:
-    """The product reads every setting outside the models, or through a property of its model."""
+    """The product reads every setting, from its group or from what is called settings.
+
+    It does so outside the models, or through a property of its model.
+    """
     read = set(attributes_read())
-    assert [each.toml_key for each in settings_of(AnyConfig) if each.name not in read] == []
+    unread = [
+        each.toml_key
+        for each in settings_of(AnyConfig)
+        if not read & {("settings", each.name), (each.toml_key.split(".")[0], each.name)}
+    ]
+    assert unread == []
 
 
 def test_settings_are_in_the_reference() -> None:
@@ -51,12 +59,14 @@ def test_settings_are_in_the_reference() -> None:
     assert {each.toml_key for each in settings_of(AnyConfig)} == entries
 
 
-def attributes_read() -> Iterator[str]:
-    """Names of attributes that the product reads outside the models, or in their properties."""
+def attributes_read() -> Iterator[tuple[str, str]]:
+    """Attributes that the product reads, each behind the name of what it is read from."""
     for source in python_sources():
         if source.name.startswith(MODELS):
             for node in ast.walk(source.tree):
                 if isinstance(node, ast.FunctionDef) and is_property(node):
+                    yield from (("settings", name) for _, name in loaded(node))
+                elif isinstance(node, ast.FunctionDef) and node in source.tree.body:
                     yield from loaded(node)
         elif source.name.startswith(PRODUCT):
             yield from loaded(source.tree)
@@ -66,10 +76,11 @@ def is_property(node: ast.FunctionDef) -> bool:
     return any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
 
 
-def loaded(tree: ast.AST) -> Iterator[str]:
+def loaded(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            yield node.attr
+        match node:
+            case ast.Attribute(value=ast.Name(id=of) | ast.Attribute(attr=of), ctx=ast.Load()):
+                yield of.strip("_"), node.attr
 
 
 def test_settings_name_their_units() -> None:

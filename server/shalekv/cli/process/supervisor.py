@@ -220,15 +220,15 @@ def child_commands(settings: WriterConfig) -> list[ChildCommand]:
 
     Each gets its settings as flags, and secrets in its environment.
     """
-    wanted = settings.children
-    if not wanted.with_compactor and not wanted.with_collector:
+    children = settings.children
+    if not children.with_compactor and not children.with_collector:
         return []
     if settings.database.url.startswith("memory://"):
         _log.info("no compactor and no collector: no other process can read memory://")
         return []
     models: Mapping[str, tuple[bool, type[Settings]]] = {
-        COMPACTOR: (wanted.with_compactor, CompactorConfig),
-        "collector": (wanted.with_collector, CollectorConfig),
+        COMPACTOR: (children.with_compactor, CompactorConfig),
+        "collector": (children.with_collector, CollectorConfig),
     }
     return [
         _command(role, settings, model) for role, (is_wanted, model) in models.items() if is_wanted
