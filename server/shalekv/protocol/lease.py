@@ -10,7 +10,7 @@ made, and 12 random bits. The other 62 random bits differ.
 
 A lease on *WAL objects* keeps them from one id on, one lease for each holder: consumers, and the
 retention of the collector. A collector that has judged by an older manifest may delete at any later
-time (F3). So a lease may only claim objects that no manifest before it has given up: those from c
+time (F3). So a lease may only protect objects that no manifest before it has given up: those from c
 on, and those that another such lease in the same manifest keeps. Once it is in a manifest, the
 objects stay until an edit moves the lease on or removes it. A lease that has expired but is still
 in the manifest counts too, since a collector deletes nothing before its own edit has removed it.

@@ -401,7 +401,7 @@ def expire(
     """Return the manifest to publish before anything is deleted (F3).
 
     It lacks the snapshots and leases that have expired at `now_s` of the store's clock, and has
-    this cutoff or a later one. WAL objects from `retained` on are claimed, see `retain_wal`.
+    this cutoff or a later one. A lease protects WAL objects from `retained` on, see `retain_wal`.
     """
     expired = replace(
         manifest,
@@ -472,17 +472,18 @@ def _listed_below(c: int, listing: Iterable[Listed]) -> Mapping[int, Listed]:
 def retain_wal(manifest: Manifest, wal_id_min: int | None) -> Manifest:
     """Return the manifest with a lease on the WAL objects from `wal_id_min` on; None: without one.
 
-    Consumers find in this lease which objects they can claim in turn (`protocol.lease`). It claims
-    only objects that nothing has given up before, so at first it may begin later than the run of
-    `retained_from`. The collector keeps the objects in between too, but nothing may rely on that.
+    Consumers find in this lease which objects they can protect in turn (`protocol.lease`). It
+    protects only objects that nothing has given up before, so at first it may begin later than the
+    run of `retained_from`. The collector keeps the objects in between too, but nothing may rely on
+    that.
     """
     if wal_id_min is None:
         return release_wal(manifest, RETENTION_HOLDER)
     found = find_wal_lease(manifest, RETENTION_HOLDER)
-    claimed = max(wal_id_min, first_protected_wal_id(manifest))
-    if found is not None and found.wal_id_min is not None and claimed <= found.wal_id_min:
+    first = max(wal_id_min, first_protected_wal_id(manifest))
+    if found is not None and found.wal_id_min is not None and first <= found.wal_id_min:
         return manifest
-    return hold_wal(manifest, RETENTION_HOLDER, claimed, NEVER)
+    return hold_wal(manifest, RETENTION_HOLDER, first, NEVER)
 
 
 @dataclass(frozen=True, slots=True)

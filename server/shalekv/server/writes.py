@@ -40,8 +40,8 @@ from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 from shalekv.write.commit import (
     RECORD_BYTES,
-    Claim,
     Commit,
+    KeyedRequest,
     Receipt,
     changes_bytes,
 )
@@ -217,7 +217,7 @@ class Writes:
             if pending is None:
                 commit = Commit(changes, engine.log.next_seq, reply.settle)
             else:
-                commit = Commit(changes, engine.log.next_seq, pending.settle, claim=pending.claim)
+                commit = Commit(changes, engine.log.next_seq, pending.settle, keyed=pending.keyed)
             engine.log.submit(commit)
         except ShaleError:
             self._abandon(pending)
@@ -341,16 +341,16 @@ class Writes:
         """Give an admitted write its place in the log."""
         log, reply = self._engine.log, write.reply
         pending = self._begin(reply, write.key, write.request_hash) if write.key else None
-        settle, claim = reply.settle, None
+        settle, keyed = reply.settle, None
         if pending is not None:
-            settle, claim = pending.settle, pending.claim
+            settle, keyed = pending.settle, pending.keyed
         try:
             if isinstance(write.work, Transaction):
                 commit = log.transact(
-                    write.work, settle, size_bytes=write.size_bytes, read_set=read_set, claim=claim
+                    write.work, settle, size_bytes=write.size_bytes, read_set=read_set, keyed=keyed
                 )
             else:
-                commit = log.submit(Commit(write.work, log.next_seq, settle, claim=claim))
+                commit = log.submit(Commit(write.work, log.next_seq, settle, keyed=keyed))
         except ShaleError:
             self._abandon(pending)
             raise
@@ -362,24 +362,24 @@ class Writes:
         """Register an admitted write, so that copies of its request wait for this one."""
         idempotency, builder = self._engine.idempotency, reply.builder
         encode = partial(builder.encode, durability=reply.durability)
-        claim = Claim(key, request_hash, idempotency.expiry_ms(), builder.kind, encode)
-        return idempotency.begin(claim, reply.settle)
+        keyed = KeyedRequest(key, request_hash, idempotency.expiry_ms(), builder.kind, encode)
+        return idempotency.begin(keyed, reply.settle)
 
     def _abandon(self, pending: RequestInFlight | None) -> None:
         """Unregister a write that could not be submitted."""
         if pending is not None:
-            self._engine.idempotency.abandon(pending.claim)
+            self._engine.idempotency.abandon(pending.keyed)
 
     async def _submit_load(
         self, write: _Write[ReplyT], pending: RequestInFlight | None
     ) -> Answer[ReplyT]:
         """Write the files of an admitted batch, and then submit the record that commits them."""
         assert not isinstance(write.work, Transaction)
-        reply, claim = write.reply, None if pending is None else pending.claim
+        reply, keyed = write.reply, None if pending is None else pending.keyed
         settle = reply.settle if pending is None else pending.settle
         try:
             commit = await self._engine.loads.write_batch(
-                write.work, settle, size_bytes=write.size_bytes, claim=claim
+                write.work, settle, size_bytes=write.size_bytes, keyed=keyed
             )
         except ShaleError as error:  # nothing was applied: copies of the request fail as well
             settle(error.with_traceback(None))  # its frames refer to the waiting futures

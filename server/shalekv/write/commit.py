@@ -62,8 +62,8 @@ def outcome_unknown(who: str) -> OutcomeUnknown:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """The idempotency key of a request, with what its record will contain (I15)."""
+class KeyedRequest:
+    """A request with an idempotency key, and what its record will contain (I15)."""
 
     key: bytes
     request_hash: bytes
@@ -86,9 +86,9 @@ class Commit:
     """
 
     __slots__ = (
-        "claim",
         "decision",
         "entries",
+        "keyed",
         "load",
         "range_tombstones",
         "read_set",
@@ -106,7 +106,7 @@ class Commit:
         seq: int,
         settle: OnSettled,
         *,
-        claim: Claim | None = None,
+        keyed: KeyedRequest | None = None,
     ) -> None:
         """REQUIRES: no key occurs twice in `changes`.
 
@@ -115,7 +115,7 @@ class Commit:
         self.seq = seq
         self.submit_order = seq
         self.settle = settle
-        self.claim = claim
+        self.keyed = keyed
         self.record: Entry | None = None
         self.load: PendingLoad | None = None
         self.transaction: Transaction | None = None
@@ -123,7 +123,7 @@ class Commit:
         self.read_set = EMPTY_READ_SET
         self.range_tombstones: Sequence[Entry] = ()
         self.entries = self._entries(changes)
-        self.size_bytes = changes_bytes(self.entries) + _record_bytes(claim)
+        self.size_bytes = changes_bytes(self.entries) + _record_bytes(keyed)
 
     @classmethod
     def of(
@@ -134,17 +134,17 @@ class Commit:
         *,
         size_bytes: int,
         read_set: ReadSet = EMPTY_READ_SET,
-        claim: Claim | None = None,
+        keyed: KeyedRequest | None = None,
     ) -> Commit:
         """Build a commit of the changes that `transaction` decides on, of at most `size_bytes`.
 
         `read_set` answers its needs from the levels. REQUIRES: `decide` is called before anything
         else.
         """
-        commit = cls((), seq, settle, claim=claim)
+        commit = cls((), seq, settle, keyed=keyed)
         commit.read_set = read_set
         commit.transaction = transaction
-        commit.size_bytes = size_bytes + _record_bytes(claim)
+        commit.size_bytes = size_bytes + _record_bytes(keyed)
         return commit
 
     @classmethod
@@ -155,12 +155,12 @@ class Commit:
         settle: OnSettled,
         *,
         size_bytes: int,
-        claim: Claim | None = None,
+        keyed: KeyedRequest | None = None,
     ) -> Commit:
         """Build a commit of ready-made SSTs, for which `size_bytes` were admitted."""
-        commit = cls((), seq, settle, claim=claim)
+        commit = cls((), seq, settle, keyed=keyed)
         commit.load = load
-        commit.size_bytes = size_bytes + _record_bytes(claim)
+        commit.size_bytes = size_bytes + _record_bytes(keyed)
         return commit
 
     @property
@@ -192,7 +192,7 @@ class Commit:
         They are written with its idempotency record. REQUIRES: called once, after the first
         `decide`.
         """
-        if self.claim is None or self.decision is None or not self.decision.writes:
+        if self.keyed is None or self.decision is None or not self.decision.writes:
             return 0
         found = [each.entry for each in self.decision.results if isinstance(each, Read)]
         read_bytes = sum([RESULT_FRAME_BYTES + len(entry.value) for entry in found if entry])
@@ -208,8 +208,8 @@ class Commit:
 
     def take_slot(self, wal_id: int) -> None:
         """Build the idempotency record, which contains the number of the WAL object."""
-        if self.claim is not None and self.writes:
-            self.record = self.claim.record(self.seq, wal_id, self.decision)
+        if self.keyed is not None and self.writes:
+            self.record = self.keyed.record(self.seq, wal_id, self.decision)
 
     def succeed(self, *, seq: int, wal_id: int | None) -> None:
         """Settle the commit: everything that it wrote, or depends on, is durable."""
@@ -248,8 +248,8 @@ def changes_bytes(changes: Sequence[Change] | Sequence[Entry]) -> int:
     return size_bytes
 
 
-def _record_bytes(claim: Claim | None) -> int:
-    return 0 if claim is None else RECORD_BYTES
+def _record_bytes(keyed: KeyedRequest | None) -> int:
+    return 0 if keyed is None else RECORD_BYTES
 
 
 class WalContents(NamedTuple):

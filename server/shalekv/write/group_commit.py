@@ -69,7 +69,7 @@ from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.watermark import Watermark
 from shalekv.write.admission import Admission
-from shalekv.write.commit import Claim, Commit, Group, OnSettled, outcome_unknown
+from shalekv.write.commit import Commit, Group, KeyedRequest, OnSettled, outcome_unknown
 from shalekv.write.pending_replies import PendingReplies
 from shalekv.write.pending_writes import PendingWrites
 from shalekv.write.wal import WriteAheadLog
@@ -308,11 +308,11 @@ class GroupCommit:
         *,
         size_bytes: int,
         read_set: ReadSet = EMPTY_READ_SET,
-        claim: Claim | None = None,
+        keyed: KeyedRequest | None = None,
     ) -> Commit:
         """Order a transaction behind all commits so far, as `submit`.
 
-        `size_bytes`, and with `claim` the bytes of its record, were admitted. `read_set` answers
+        `size_bytes`, and with `keyed` the bytes of its record, were admitted. `read_set` answers
         the needs of the transaction from the levels, and is current. `settle` gets a receipt or the
         refusal once everything that the decision depends on is durable. Raises as `submit`.
         """
@@ -322,7 +322,7 @@ class GroupCommit:
             settle,
             size_bytes=size_bytes,
             read_set=read_set,
-            claim=claim,
+            keyed=keyed,
         )
         commit.decide(self._database.newest_state(self.pending_writes, read_set))
         self.admission.take_more(commit.account_reply())

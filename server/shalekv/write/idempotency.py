@@ -15,7 +15,7 @@ from shalekv.errors import KeyExpired, KeyReused, ShaleError
 from shalekv.format.records import IdempotencyRecord, client_key, decode_record
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
-from shalekv.write.commit import Claim, Commit, OnSettled, Receipt
+from shalekv.write.commit import Commit, KeyedRequest, OnSettled, Receipt
 
 DROPPED_AT_ONCE = 2_000  # records dropped before other tasks get to run
 UUID_BYTES = 16
@@ -30,7 +30,7 @@ _UUID_AGE_MS_MAX = 366 * 86_400_000
 class RequestInFlight:
     """A request that is not settled yet, and the callbacks of all calls that wait for it."""
 
-    claim: Claim
+    keyed: KeyedRequest
     commit: Commit | None = None
     waiting: list[OnSettled] = field(default_factory=list)
 
@@ -77,7 +77,7 @@ class Idempotency:
         """
         pending = self._in_flight.get(key)
         if pending is not None:
-            self._check_same(pending.claim.request_hash, request_hash)
+            self._check_same(pending.keyed.request_hash, request_hash)
             return pending
         entry = self._records.get(key) or record
         if entry is None or entry.kind is not Kind.PUT or self._is_forgotten(entry):
@@ -89,7 +89,7 @@ class Idempotency:
             raise self._expired()
         return AppliedRequest(entry.seq, found)
 
-    def begin(self, claim: Claim, settle: OnSettled) -> RequestInFlight:
+    def begin(self, keyed: KeyedRequest, settle: OnSettled) -> RequestInFlight:
         """Register a request that is about to be submitted.
 
         The caller passes `settle` of the result to the commit: it remembers the record of a success
@@ -97,17 +97,17 @@ class Idempotency:
         """
 
         def remember(outcome: Receipt | ShaleError) -> None:
-            del self._in_flight[claim.key]
+            del self._in_flight[keyed.key]
             if isinstance(outcome, Receipt) and outcome.record is not None:
-                self._remember(claim.key, outcome.record)
+                self._remember(keyed.key, outcome.record)
 
-        pending = RequestInFlight(claim, waiting=[remember, settle])
-        self._in_flight[claim.key] = pending
+        pending = RequestInFlight(keyed, waiting=[remember, settle])
+        self._in_flight[keyed.key] = pending
         return pending
 
-    def abandon(self, claim: Claim) -> None:
+    def abandon(self, keyed: KeyedRequest) -> None:
         """Unregister a request that could not be submitted."""
-        del self._in_flight[claim.key]
+        del self._in_flight[keyed.key]
 
     async def drop_through(self, seq: int, clock: Clock) -> None:
         """Drop records up to sequence number `seq`, which the levels hold."""

@@ -62,8 +62,8 @@ from shalekv.write.admission import Admission
 from shalekv.write.commit import (
     COMMIT_OVERHEAD_BYTES,
     RECORD_BYTES,
-    Claim,
     Commit,
+    KeyedRequest,
     OnSettled,
     Receipt,
 )
@@ -324,15 +324,15 @@ class Loads:
         settle: OnSettled,
         *,
         size_bytes: int,
-        claim: Claim | None = None,
+        keyed: KeyedRequest | None = None,
     ) -> Commit:
         """Write a batch to SSTs, and submit the record that commits it.
 
-        REQUIRES: no key occurs twice, and `size_bytes` (with a claim, its record's too) were
+        REQUIRES: no key occurs twice, and `size_bytes` (with `keyed`, its record's too) were
         admitted; this method or the log releases them. If it raises, nothing was or will be
         applied. Raises `StoreError`, and the error that stopped the log.
         """
-        record_bytes = 0 if claim is None else RECORD_BYTES
+        record_bytes = 0 if keyed is None else RECORD_BYTES
         try:
             async with self._encoding:
                 await self._wait_for_budget()
@@ -346,7 +346,7 @@ class Loads:
             raise
         with self._registry.abandoned_unless_done(load.load_id):
             return self._log.submit(
-                Commit.of_load(load, self._log.next_seq, settle, size_bytes=size_bytes, claim=claim)
+                Commit.of_load(load, self._log.next_seq, settle, size_bytes=size_bytes, keyed=keyed)
             )
 
     async def ingest(self, load_id: str, infos: Sequence[SstInfo]) -> Loaded:

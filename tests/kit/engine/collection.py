@@ -212,8 +212,8 @@ class CollectedDatabase:
         current = await self.manifest()
         unexpired = [s for s in current.snapshots if not is_expired(s, self.now_s)]
         active = {current.manifest_id, *(s.manifest_id for s in unexpired)}
-        claimed = [lease.wal_id_min for lease in current.leases if lease.wal_id_min is not None]
-        first = min(claimed, default=self.last_wal_id + 1)
+        protected = [lease.wal_id_min for lease in current.leases if lease.wal_id_min is not None]
+        first = min(protected, default=self.last_wal_id + 1)
         found = {names.wal_name(n) for n in range(first, self.last_wal_id + 1)}
         for manifest_id in active:
             name = names.manifest_name(manifest_id)

@@ -21,7 +21,14 @@ from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.write.admission import Admission
-from shalekv.write.commit import RECORD_BYTES, Claim, Commit, Receipt, WalContents, changes_bytes
+from shalekv.write.commit import (
+    RECORD_BYTES,
+    Commit,
+    KeyedRequest,
+    Receipt,
+    WalContents,
+    changes_bytes,
+)
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.pending_writes import PendingWrites
 from shalekv.write.wal import ObjectStoreWal
@@ -158,16 +165,16 @@ class RunningLog(MemoryDatabase):
         *then: Operation,
         compares: Sequence[Compare] = (),
         otherwise: Sequence[Operation] | None = None,
-        claim: Claim | None = None,
+        keyed: KeyedRequest | None = None,
     ) -> Transacted:
         transacted = Transacted()
-        record_bytes = 0 if claim is None else RECORD_BYTES
+        record_bytes = 0 if keyed is None else RECORD_BYTES
         assert self.admission.try_admit(TRANSACTION_BYTES + record_bytes)
         transacted.commit = self.log.transact(
             Transaction(then, compares, otherwise),
             transacted.settle,
             size_bytes=TRANSACTION_BYTES,
-            claim=claim,
+            keyed=keyed,
         )
         self.writes.append(transacted)
         return transacted

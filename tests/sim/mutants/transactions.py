@@ -13,7 +13,7 @@ from shalekv.read import replay
 from shalekv.read.read_set import ReadSet
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.server.writes import Writes
-from shalekv.write.commit import Claim, Commit, Group, OnSettled, Receipt, WalContents
+from shalekv.write.commit import Commit, Group, KeyedRequest, OnSettled, Receipt, WalContents
 from shalekv.write.engine import WriterEngine
 from shalekv.write.group_commit import CommitQueue, GroupCommit
 from shalekv.write.idempotency import AppliedRequest, Idempotency, RequestInFlight
@@ -78,13 +78,13 @@ def _no_records(_found: object) -> list[Entry]:
     return []
 
 
-def _begin_unseen(self: Idempotency, claim: Claim, settle: OnSettled) -> RequestInFlight:
+def _begin_unseen(self: Idempotency, keyed: KeyedRequest, settle: OnSettled) -> RequestInFlight:
 
     def remember(outcome: Receipt | ShaleError) -> None:
         if isinstance(outcome, Receipt) and outcome.record is not None:
             self.land([outcome.record])
 
-    return RequestInFlight(claim, waiting=[remember, settle])
+    return RequestInFlight(keyed, waiting=[remember, settle])
 
 
 def _new_when_expired(

@@ -54,8 +54,8 @@ def test_what_is_protected_begins_at_c_or_where_a_lease_does() -> None:
     assert first_protected_wal_id(HELD) == 5
 
 
-def test_first_claim_is_refused_below_what_is_protected() -> None:
-    """Objects that may be deleted at any moment cannot be claimed; the error names the first."""
+def test_first_lease_is_refused_below_what_is_protected() -> None:
+    """Objects that may be deleted at any moment cannot be leased; the error names the first."""
     assert find_wal_lease(hold_wal(AT_5, "me", 5, 100), "me")
     with pytest.raises(WalUnprotected, match="object 4 may be deleted") as refused:
         hold_wal(AT_5, "me", 4, 100)
@@ -66,7 +66,7 @@ def test_first_claim_is_refused_below_what_is_protected() -> None:
         hold_wal(later, "you", 5, 100)
 
 
-def test_claim_moves_on_and_never_back() -> None:
+def test_lease_moves_on_and_never_back() -> None:
     """A renewal keeps the first object of a lease or moves it on, and never moves it back."""
     later = replace(HELD, wal_id_last_compacted=50, leases=(JOB, *HELD.leases))
     for asked, granted in ((9, 9), (6, 6), (2, 6)):
@@ -78,7 +78,7 @@ def test_claim_moves_on_and_never_back() -> None:
 
 
 def test_edit_is_found_in_what_follows_it() -> None:
-    """A claim is contained in a manifest whose lease lasts as long and has moved as far."""
+    """A lease is contained in a manifest whose lease lasts as long and has moved as far."""
     assert holds_wal(HELD, "me", 6, 100)
     assert holds_wal(hold_wal(HELD, "me", 9, 300), "me", 6, 100)
     assert not holds_wal(HELD, "me", 7, 100)
@@ -117,7 +117,7 @@ def aged(*modified_ms: int) -> Sequence[Listed]:
     return [wal(number, at_ms) for number, at_ms in enumerate(modified_ms)]
 
 
-def claimed(manifest: Manifest) -> int | None:
+def leased_from(manifest: Manifest) -> int | None:
     lease = find_wal_lease(manifest, RETENTION_HOLDER)
     return lease.wal_id_min if lease is not None else None
 
@@ -151,24 +151,24 @@ def test_whatever_is_retained_is_there_and_reaches_c(
     assert not run or run[0].modified_ms >= YOUNG.kept_from_ms
 
 
-def test_claim_follows_the_run() -> None:
+def test_lease_follows_the_run() -> None:
     """The lease of the retention never expires, moves on and never back, and can be removed."""
     first = retain_wal(AT_5, 5)
-    assert claimed(first) == 5
+    assert leased_from(first) == 5
     assert first.leases[0].expire_time_s == NEVER
     later = replace(first, wal_id_last_compacted=50)
     assert retain_wal(later, 5) == later
     assert retain_wal(later, 3) == later
-    assert claimed(retain_wal(later, 20)) == 20
+    assert leased_from(retain_wal(later, 20)) == 20
     assert retain_wal(later, None).leases == ()
 
 
-def test_claim_begins_with_what_is_protected() -> None:
-    """The lease claims nothing that an older manifest has given up: it may be deleted (F3)."""
-    assert claimed(retain_wal(AT_5, 2)) == 5
+def test_lease_begins_with_what_is_protected() -> None:
+    """The lease protects nothing that an older manifest has given up: it may be deleted (F3)."""
+    assert leased_from(retain_wal(AT_5, 2)) == 5
     held = replace(hold_wal(AT_5, "me", 5, 1), wal_id_last_compacted=50)
-    assert claimed(retain_wal(held, 2)) == 5
-    assert claimed(retain_wal(held, 9)) == 9
+    assert leased_from(retain_wal(held, 2)) == 5
+    assert leased_from(retain_wal(held, 9)) == 9
 
 
 OWN = Lease(b"o" * 16, 100, "compactor", wal_id_min=3)

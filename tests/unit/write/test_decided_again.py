@@ -15,7 +15,7 @@ from shalekv.protocol.transaction import (
     Put,
     SeqCompare,
 )
-from shalekv.write.commit import Claim, Receipt
+from shalekv.write.commit import KeyedRequest, Receipt
 from tests.kit.engine.commits import read
 from tests.kit.engine.running_log import OLDER, RunningLog, Settlement, quiesce, running
 from tests.kit.states import counter
@@ -147,9 +147,9 @@ async def test_condition_on_the_number_of_a_lost_slot_fails() -> None:
         assert refusal.found_seq == (await shown.receipt()).seq > 100
 
 
-def claim_of(key: bytes) -> Claim:
+def keyed_request(key: bytes) -> KeyedRequest:
     """The idempotency key of a request whose reply names what was counted."""
-    return Claim(
+    return KeyedRequest(
         key,
         b"h" * 16,
         99_000,
@@ -165,7 +165,7 @@ async def test_displaced_request_is_remembered_at_its_last_place() -> None:
     """
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
-        settlement = log.transact(Add(b"n", 1), claim=claim_of(b"k"))
+        settlement = log.transact(Add(b"n", 1), keyed=keyed_request(b"k"))
         await behind(log, b"n", counter(40))
         log.store.release_all()
         receipt = await settlement.receipt()
@@ -181,7 +181,7 @@ async def test_request_that_loses_its_slot_and_its_condition_leaves_no_record() 
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
         shares = log.write(b"x")
-        mine = log.transact(Put(b"a", b"mine"), compares=ABSENT, claim=claim_of(b"k"))
+        mine = log.transact(Put(b"a", b"mine"), compares=ABSENT, keyed=keyed_request(b"k"))
         await behind(log, b"a", b"other")
         log.store.held[1].release()
         log.store.release_all()

@@ -10,7 +10,7 @@ from shalekv.errors import KeyExpired, Stopping
 from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, record_key
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.sorted_runs import entries_bytes
-from shalekv.write.commit import Claim, Receipt
+from shalekv.write.commit import KeyedRequest, Receipt
 from shalekv.write.idempotency import AppliedRequest, Idempotency
 
 WINDOW_MS = 1_000
@@ -108,10 +108,10 @@ def test_only_uuids_of_version_7_have_an_age(key: bytes) -> None:
 def test_claim_that_was_abandoned_is_new_again() -> None:
     """A request that could not be submitted has not used its key."""
     keys = Keys()
-    claim = Claim(b"k", HASH, 0, ReplyKind.PUT, lambda _: b"")
-    pending = keys.idempotency.begin(claim, lambda _: None)
+    keyed = KeyedRequest(b"k", HASH, 0, ReplyKind.PUT, lambda _: b"")
+    pending = keys.idempotency.begin(keyed, lambda _: None)
     assert keys.idempotency.find(b"k", HASH) is pending
-    keys.idempotency.abandon(claim)
+    keys.idempotency.abandon(keyed)
     assert keys.state_of(b"k") == "new"
 
 
@@ -123,8 +123,8 @@ def test_record_is_remembered_before_calls_are_answered() -> None:
         (Stopping("lost"), "new"),
         (Receipt(7, 1, record=record), "remembered"),
     ):
-        claim = Claim(b"k", HASH, 0, ReplyKind.PUT, lambda _: b"")
-        pending = keys.idempotency.begin(claim, lambda _: found.append(keys.state_of(b"k")))
+        keyed = KeyedRequest(b"k", HASH, 0, ReplyKind.PUT, lambda _: b"")
+        pending = keys.idempotency.begin(keyed, lambda _: found.append(keys.state_of(b"k")))
         assert keys.state_of(b"k") == "pending"
         pending.settle(outcome)
         assert found[-1] == keys.state_of(b"k") == expected

@@ -32,7 +32,7 @@ from shalekv.read.replay import Replayed, replay
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from shalekv.write.commit import RECORD_BYTES, Claim, Commit, Group, WalContents
+from shalekv.write.commit import RECORD_BYTES, Commit, Group, KeyedRequest, WalContents
 from shalekv.write.ingest import FileOwner, Loaded, encode_batch
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import SETTINGS, entries_of, file_of, loading, loads_in_wal, one_turn
@@ -283,12 +283,12 @@ class LoadingLog(RunningLog):
         assert self.watermark.is_whole
         self.landed.append(landed)
 
-    def ingest(self, pending: PendingLoad, *, claim: Claim | None = None) -> Settlement:
+    def ingest(self, pending: PendingLoad, *, keyed: KeyedRequest | None = None) -> Settlement:
         settlement = Settlement()
-        assert self.admission.try_admit(LOAD_BYTES + (0 if claim is None else RECORD_BYTES))
+        assert self.admission.try_admit(LOAD_BYTES + (0 if keyed is None else RECORD_BYTES))
         self.log.submit(
             Commit.of_load(
-                pending, self.log.next_seq, settlement.settle, size_bytes=LOAD_BYTES, claim=claim
+                pending, self.log.next_seq, settlement.settle, size_bytes=LOAD_BYTES, keyed=keyed
             )
         )
         self.writes.append(settlement)

@@ -222,7 +222,7 @@ def kept(plan: CollectionPlan) -> dict[int, tuple[Reason, str]]:
     }
 
 
-async def test_what_is_retained_is_claimed_in_the_manifest() -> None:
+async def test_what_is_retained_is_leased_in_the_manifest() -> None:
     """From its first collection on, the collector leases the WAL that it retains, and reports that
     reason.
     """
