@@ -27,7 +27,7 @@ LIMITS = {
     "batch_bytes_max": 1_000_000,
     "scan_view_count_max": 2,
     "scan_message_bytes": 1_024,
-    "session_bytes_max": 65_536,
+    "sessions_bytes_max": 262_144,
 }
 CONSTANTS = {
     "shalekv.server.freshness:SEQ_WAIT_MS_MAX": 1,

@@ -59,9 +59,8 @@ _FOLLOWERS = (
     _Follower("compactor", "base_level_bytes", _MEMTABLE, 3, 2, 1024 * GIB),
     # A batch is in memory twice: as a message and as entries.
     _Follower("limits", "batch_bytes_max", ("memory", "memory_bytes"), 1, 8, 64 * MIB),
-    # Several scans, and several sessions, can reach their limit at once.
+    # Several scans can reach their limit at once.
     _Follower("limits", "scan_message_bytes", ("limits", "result_bytes_max"), 1, 96, 256 * KIB),
-    _Follower("limits", "session_bytes_max", ("limits", "sessions_bytes_max"), 1, 2, 8 * MIB),
 )
 
 FROM_THE_BUDGET = frozenset((each.group, each.name) for each in (*_SHARES, *_FOLLOWERS))

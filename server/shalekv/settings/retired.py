@@ -97,6 +97,7 @@ REMOVED: Mapping[str, str] = {
     "keys",
     "limits.delete_range_count_max": "a Write, and each branch of a Txn, has at most 100 range "
     "deletes",
+    "limits.session_bytes_max": "it is half of sessions_bytes_max, at most 8 MiB",
 }
 
 

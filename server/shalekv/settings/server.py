@@ -12,6 +12,7 @@ from shalekv.settings.model import GIB, KIB, MIB, Settings
 PORT_MAX = 65_535
 
 STREAM_MESSAGE_BYTES_MAX = 3_670_016  # 3.5 MiB: ordinary gRPC clients refuse more than 4 MiB
+SESSION_BYTES_MAX = 8 * MIB  # more is of no use to one session
 
 
 class LogFormat(StrEnum):
@@ -240,20 +241,13 @@ class LimitSettings(Settings):
         description="How long a view is kept for the next page of a scan, milliseconds.",
         json_schema_extra={"user": "operator: memory and storage against slow pagination"},
     )
-    session_bytes_max: int = Field(
-        default=8 * MIB,
-        ge=64 * KIB,
-        le=1 * GIB,
-        description="Most bytes of one session in unanswered operations and in results that were "
-        "not taken, overhead included. Beyond it the server reads no more from the session.",
-        json_schema_extra={"user": "operator sizing memory"},
-    )
     sessions_bytes_max: int = Field(
         default=16 * MIB,
         ge=256 * KIB,
         le=64 * GIB,
-        description="The same for all sessions together. Beyond it each session continues with "
-        "small amounts.",
+        description="Most bytes of all sessions in unanswered operations and in results that were "
+        "not taken, overhead included. Beyond it each session continues with small amounts. A "
+        "session that has half of it, or 8 MiB, is not read for now.",
         json_schema_extra={"user": "operator sizing memory"},
     )
     result_bytes_max: int = Field(
@@ -309,6 +303,11 @@ class LimitSettings(Settings):
         "snapshots were created. A snapshot with more than this is read, but not kept open.",
         json_schema_extra={"user": "operator sizing memory"},
     )
+
+    @property
+    def session_bytes_max(self) -> int:
+        """The bytes of `sessions_bytes_max` beyond which one session is not read."""
+        return min(self.sessions_bytes_max // 2, SESSION_BYTES_MAX)
 
 
 class WatchSettings(Settings):

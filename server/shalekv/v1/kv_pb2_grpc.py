@@ -156,9 +156,9 @@ class KVServicer:
     def Session(self, request_iterator, context):
         """A pipeline of operations with ids; each is answered as soon as it commits, in any order.
         Operations that change something are ordered as they were sent. The server stops reading
-        while unanswered operations hold more than `session_bytes_max` bytes (server setting). A
-        session whose client takes no results ends as a scan does, when others wait for its memory:
-        whether operations that are not answered took effect is unknown.
+        while unanswered operations hold more than half of `sessions_bytes_max` (server setting), or
+        8 MiB. A session whose client takes no results ends as a scan does, when others wait for its
+        memory: whether operations that are not answered took effect is unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

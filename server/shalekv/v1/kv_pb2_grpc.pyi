@@ -55,9 +55,9 @@ class KVStub:
     Session: _aio.StreamStreamMultiCallable[_kv_pb2.SessionRequest, _kv_pb2.SessionReply]
     """A pipeline of operations with ids; each is answered as soon as it commits, in any order.
     Operations that change something are ordered as they were sent. The server stops reading
-    while unanswered operations hold more than `session_bytes_max` bytes (server setting). A
-    session whose client takes no results ends as a scan does, when others wait for its memory:
-    whether operations that are not answered took effect is unknown.
+    while unanswered operations hold more than half of `sessions_bytes_max` (server setting), or
+    8 MiB. A session whose client takes no results ends as a scan does, when others wait for its
+    memory: whether operations that are not answered took effect is unknown.
     """
     Watch: _aio.StreamStreamMultiCallable[_kv_pb2.WatchRequest, _kv_pb2.WatchReply]
     """Many watches on one stream: every commit to a range, in order, whole and exactly once. Served
@@ -146,9 +146,9 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_kv_pb2.SessionReply]:
         """A pipeline of operations with ids; each is answered as soon as it commits, in any order.
         Operations that change something are ordered as they were sent. The server stops reading
-        while unanswered operations hold more than `session_bytes_max` bytes (server setting). A
-        session whose client takes no results ends as a scan does, when others wait for its memory:
-        whether operations that are not answered took effect is unknown.
+        while unanswered operations hold more than half of `sessions_bytes_max` (server setting), or
+        8 MiB. A session whose client takes no results ends as a scan does, when others wait for its
+        memory: whether operations that are not answered took effect is unknown.
         """
 
     @_abc_1.abstractmethod
