@@ -98,6 +98,8 @@ REMOVED: Mapping[str, str] = {
     "limits.delete_range_count_max": "a Write, and each branch of a Txn, has at most 100 range "
     "deletes",
     "limits.session_bytes_max": "it is half of sessions_bytes_max, at most 8 MiB",
+    "watches.watch_stalled_ms": "the watches of a stream whose client takes nothing for a minute "
+    "are closed",
 }
 
 

@@ -329,14 +329,6 @@ class WatchSettings(Settings):
             "user": "operator: traffic of idle watches against how soon clients notice an outage"
         },
     )
-    watch_stalled_ms: int = Field(
-        default=60_000,
-        ge=10,
-        le=86_400_000,
-        description="When the client of a stream has taken nothing for so long although replies "
-        "wait, the watches of the stream are closed with ABORTED, milliseconds.",
-        json_schema_extra={"user": "operator of clients on slow links"},
-    )
     consumer_lease_ttl_s: int = Field(
         default=86_400,
         ge=10,

@@ -36,6 +36,9 @@ from shalekv.watch.queue import EVENT_BYTES, WatchQueue
 from shalekv.watch.watch import Watch, WatchState
 
 RETRY_AFTER_MS = 1_000
+# A stream of which nothing was taken for so long is cut: a message has at most 3.5 MiB, which takes
+# as long at 0.5 Mbit/s.
+STALLED_MS = 60_000
 POLLS_PER_STALL = 4  # polls of a stream during the time after which it is cut
 POLL_MS_MIN = 10
 WATCHES_MAX = 100_000  # each takes about a kilobyte, and a check of each commit in its range
@@ -211,12 +214,11 @@ class StreamTasks:
 
     async def _poll(self) -> None:
         """Report progress to idle watches, cut the stream if it is stalled, renew leases."""
-        settings = self._registry.settings
-        stalled_ms, progress_ms = settings.watch_stalled_ms, settings.watch_progress_ms
-        poll_ms = max(min(progress_ms / 2, stalled_ms / POLLS_PER_STALL), POLL_MS_MIN)
+        progress_ms = self._registry.settings.watch_progress_ms
+        poll_ms = max(min(progress_ms / 2, STALLED_MS / POLLS_PER_STALL), POLL_MS_MIN)
         while True:
             await self._registry.clock.sleep_ms(poll_ms)
-            if self._queue.stalled_ms() >= stalled_ms:
+            if self._queue.stalled_ms() >= STALLED_MS:
                 self._cut()
             now_ms = self._registry.clock.monotonic_ms()
             for watch in [*self._watches.values()]:
@@ -243,7 +245,7 @@ class StreamTasks:
     def _cut(self) -> None:
         """Drop the queue and close all watches, since the client has taken nothing for too long."""
         dropped = self._queue.drop()
-        problem = f"nothing was taken for {self._registry.settings.watch_stalled_ms} ms"
+        problem = f"nothing was taken for {STALLED_MS} ms"
         for watch in [*self._watches.values()]:
             next_seq = dropped.get(watch, watch.next_seq)
             message = f"{problem}. Open the watch again at {next_seq}, and keep taking its replies"

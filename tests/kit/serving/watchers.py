@@ -25,7 +25,7 @@ from tests.kit.serving.roles import Serving, serving
 Reply = kv_pb2.WatchReply
 HOUR_MS = 3_600_000
 # Nothing happens by time, unless a test wants it.
-TIMELESS: dict[str, Any] = {"watch_progress_ms": HOUR_MS, "watch_stalled_ms": HOUR_MS}
+TIMELESS: dict[str, Any] = {"watch_progress_ms": HOUR_MS}
 
 
 def describe(error: BaseException) -> kv_pb2.OperationError:

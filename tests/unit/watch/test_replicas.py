@@ -12,8 +12,9 @@ from shalekv.server.watches import watches_of
 from shalekv.settings import StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
+from tests.kit.constants import constants
 from tests.kit.engine.replica import TTL_S, ReplicatedDatabase, pass_s, running
-from tests.kit.serving.watchers import TIMELESS, WatchClient
+from tests.kit.serving.watchers import HOUR_MS, TIMELESS, WatchClient
 from tests.kit.store import FOR_EVER, FaultyStore, nothing
 from tests.kit.virtual_time import virtual_time
 
@@ -30,13 +31,14 @@ async def watching(
 ) -> AsyncIterator[WatchClient]:
     cas = CasStore(database.another_store(), database.local_runtime(), StoreSettings())
     watches = watches_of(engine, cas, WatchSettings.model_validate(TIMELESS), header)
-    async with asyncio.TaskGroup() as tasks:
-        client = WatchClient(watches)
-        serving = tasks.create_task(client.run())
-        try:
-            yield client
-        finally:
-            serving.cancel()
+    with constants({"shalekv.watch.stream:STALLED_MS": HOUR_MS}):
+        async with asyncio.TaskGroup() as tasks:
+            client = WatchClient(watches)
+            serving = tasks.create_task(client.run())
+            try:
+                yield client
+            finally:
+                serving.cancel()
     assert watches.held_bytes == 0
     assert engine.feed.is_idle
 
