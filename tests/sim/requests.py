@@ -11,7 +11,6 @@ from tests.sim.history import Got, WriteRequest
 
 VALUES = (b"a0", b"a1", b"b0", b"b1")  # their values hold the number of the operation that put them
 COUNTED = b"n0"  # a counter that is only added to
-COUNTERS = (COUNTED, b"b2")  # the second is deleted and overwritten, too
 COLD = (b"a5", b"b5")  # seldom written: their versions sink to the lowest level
 KEYS = (b"a0", b"a1", b"a5", b"b0", b"b1", b"b2", b"b5", COUNTED)
 TTLS_MS = (20, 500, 5_000, 60_000)

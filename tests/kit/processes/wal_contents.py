@@ -85,12 +85,6 @@ def state_of(wal: list[WalObject]) -> dict[bytes, Found]:
     return state
 
 
-def numbers_in(wal: list[WalObject]) -> set[int]:
-    return {
-        number for each in wal for changes in each.commits.values() for number in _numbers(changes)
-    }
-
-
 def check_wal(wal: list[WalObject], history: History) -> None:
     """Judge a whole WAL by what clients know of it; raises `Violation`."""
     _check_order(wal, history)

@@ -26,7 +26,7 @@ from tests.kit.serving.rpc import failure, runtime, serving
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS = 0x0, 0x1, 0x3, 0x4
-END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4
+END_STREAM, END_HEADERS = 0x1, 0x4
 
 
 @dataclass(frozen=True, slots=True)

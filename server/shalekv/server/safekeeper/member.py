@@ -251,7 +251,6 @@ class LocalMember:
         self.state: AcceptorState = member_log.recovered
         self.archiver_status: ArchiverStatus = _IdleArchiver()
         self.archiver_id = b""  # the member that the writer has appointed; empty: none
-        self.writer_heard_ms: float | None = None  # time of the leader's last message
         self._disk = LogDisk(member_log, syncer, bytes_max=settings.unarchived_bytes_max)
         self._runtime = runtime
         self._recent = RecentRecords(self.state.log.last.lsn, settings.recent_bytes_max)
@@ -294,7 +293,7 @@ class LocalMember:
         if overtaken is not None and overtaken[0] != stream:
             self._streams.notify(*overtaken)
         if state.leader == stream:
-            self._note_leader_message(message)
+            self._note_archiver(message)
         reply = self._carry_out(effects)
         if state.committed_lsn > committed_lsn:
             self._wake()
@@ -453,9 +452,8 @@ class LocalMember:
         """Wait until the effects of all messages taken are durable."""
         await self._disk.submit([Flush()])
 
-    def _note_leader_message(self, message: ToAcceptor) -> None:
-        """Note the time of a message of the leader, and the archiver that it appoints."""
-        self.writer_heard_ms = self._runtime.clock.monotonic_ms()
+    def _note_archiver(self, message: ToAcceptor) -> None:
+        """Note the archiver that a message of the leader appoints."""
         if isinstance(message, Append) and message.archiver_id != self.archiver_id:
             self.archiver_id = message.archiver_id
             self._wake()
