@@ -85,12 +85,12 @@ async def test_settings_reach_children_from_wherever_they_come(
     """Flags, environment and file are read by the server, and its children use them."""
     config = tmp_path / "shalekv.toml"
     config.write_text("[collector]\ncollect_interval_ms = 4321\n")
-    env = {"SHALEKV_COMPACTOR__COMPACTOR_POLL_MS": "321", "SHALEKV_CONFIG": str(config)}
+    env = {"SHALEKV_COMPACTOR__COMPACTOR_IDLE_POLL_MS": "321", "SHALEKV_CONFIG": str(config)}
     server = await processes.serve(f"file://{tmp_path}/db", "--wal-trigger-count", "21", env=env)
     flags = {role: arguments((await started(server, role)).pid) for role in ROLES}
     for role in ROLES:
         await server.line(is_reported_by(role))  # it understands them
     assert await server.stop() == 0, server.report()
     assert "--collect-interval-ms 4321" in flags["collector"]
-    assert "--compactor-poll-ms 321" in flags["compactor"]
+    assert "--compactor-idle-poll-ms 321" in flags["compactor"]
     assert "--wal-trigger-count 21" in flags["compactor"]

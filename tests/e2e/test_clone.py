@@ -33,7 +33,7 @@ SMALL = (
     *("--sst-bytes", "65536", "--block-bytes", "1024", "--base-level-bytes", "65536"),
 )
 MERGED = ("--wal-trigger-count", "1", "--l0-trigger-count", "1", "--block-bytes", "1024")
-COMPACT = ("--compactor-poll-ms", "20", "--compactor-idle-poll-ms", "50", *SMALL)
+COMPACT = ("--compactor-idle-poll-ms", "20", *SMALL)
 COLLECT = (
     *("--collect-interval-ms", "50", "--collect-age-s", "0", "--wal-retention-s", "0"),
     *("--log-format", "json"),

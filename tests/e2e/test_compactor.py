@@ -32,7 +32,7 @@ from tests.kit.processes.processes import SHALEKV, Processes, environment
 KEYS = [b"key%04d" % n for n in range(400)]
 SMALL = (
     *("--sst-bytes", "65536", "--subcompaction-memory-bytes", "8388608"),
-    *("--wal-trigger-count", "1", "--l0-trigger-count", "1", "--compactor-poll-ms", "10"),
+    *("--wal-trigger-age-ms", "0", "--l0-trigger-count", "1", "--compactor-idle-poll-ms", "10"),
     *("--log-format", "json", "--log-level", "debug"),
 )
 # So slow that what runs is met while it runs; divided, each part takes half of it.
@@ -161,7 +161,7 @@ async def test_a_second_compactor_takes_over(
 def hurried(path: Path) -> tuple[bool, int]:
     """Start one that would wait for an hour, hurry it, and close its pipe when it has begun."""
     argv = [SHALEKV, "compactor", "--url", path.as_uri(), "--parent-pipe"]
-    lazy = ("--wal-trigger-count", "1000", "--compactor-poll-ms", "3600000")
+    lazy = ("--wal-trigger-age-ms", "3600000")
     with Popen([*argv, *lazy], stdin=PIPE, stderr=PIPE, text=True, env=environment()) as child:
         assert child.stdin is not None
         assert child.stderr is not None

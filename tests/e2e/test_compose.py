@@ -32,7 +32,7 @@ Accept = Callable[[Line], bool]
 
 # So that a compaction and a collection come within the time of a test.
 IMPATIENT = {
-    "SHALEKV_COMPACTOR__COMPACTOR_POLL_MS": "100",
+    "SHALEKV_COMPACTOR__COMPACTOR_IDLE_POLL_MS": "100",
     "SHALEKV_COMPACTOR__WAL_TRIGGER_AGE_MS": "100",
     "SHALEKV_COLLECTOR__COLLECT_INTERVAL_MS": "200",
     "SHALEKV_COLLECTOR__COLLECT_AGE_S": "1",

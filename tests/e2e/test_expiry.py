@@ -11,7 +11,7 @@ from tests.kit.processes.processes import Processes
 
 FAST = (
     *("--expiry-sweep-interval-ms", "50"),
-    *("--wal-trigger-age-ms", "100", "--compactor-poll-ms", "50", "--fence-poll-ms", "100"),
+    *("--wal-trigger-age-ms", "100", "--compactor-idle-poll-ms", "50", "--fence-poll-ms", "100"),
 )
 SCANNING = variables({"shalekv.write.expiry_sweep:EXPIRY_SCAN_INTERVAL_S": 1})
 DEADLINE_S = 200

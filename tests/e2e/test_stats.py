@@ -13,7 +13,7 @@ from tests.kit.processes.processes import Processes
 
 ROLES = ("writer", "compactor", "collector")
 # So that both have something to do all the time.
-BUSY = ("--compactor-poll-ms", "50", "--collect-interval-ms", "100")
+BUSY = ("--compactor-idle-poll-ms", "50", "--collect-interval-ms", "100")
 SUPERVISOR = "shalekv.cli.process.supervisor"
 QUICK = variables({f"{SUPERVISOR}:RESTART_INITIAL_MS": 1, f"{SUPERVISOR}:RESTART_MAX_MS": 100})
 

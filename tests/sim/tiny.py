@@ -83,9 +83,9 @@ def draw_compactor(random: Random, pace: float) -> CompactorConfig:
         }
     )
     poll_ms = int(random.choice([100, 500]) * pace)
+    draw({"shalekv.settings.jobs:COMPACTOR_POLL_MS": poll_ms})
     compactor = CompactorSettings().model_copy(
         update={
-            "compactor_poll_ms": poll_ms,
             "compactor_idle_poll_ms": 4 * poll_ms,
             "wal_trigger_count": random.choice([1, 1, 3, 10]),
             "wal_trigger_age_ms": random.choice([0, 1_000]),

@@ -31,7 +31,7 @@ from tests.spark.conftest import SparkDatabase
 SERVE = (
     *("--direct-ingest-bytes", "65536", "--watch-progress-ms", "20", "--flush-interval-ms", "0"),
     *("--expiry-sweep-interval-ms", "50"),
-    *("--wal-trigger-age-ms", "100", "--compactor-poll-ms", "50", "--fence-poll-ms", "100"),
+    *("--wal-trigger-age-ms", "100", "--compactor-idle-poll-ms", "50", "--fence-poll-ms", "100"),
 )
 SCANNING = variables({"shalekv.write.expiry_sweep:EXPIRY_SCAN_INTERVAL_S": 1})
 ALL = {"startingOffset": "earliest"}

@@ -48,7 +48,7 @@ COMPACTOR = {"subcompaction_memory_bytes": 8 * 1024 * 1024, "expired_value_kept_
 SMALL = (
     *("--sst-bytes", "65536", "--subcompaction-memory-bytes", "8388608", "--block-bytes", "4096"),
     *("--wal-trigger-count", "1", "--l0-trigger-count", "2", "--base-level-bytes", "65536"),
-    *("--compactor-poll-ms", "10", "--compactor-idle-poll-ms", "50"),
+    *("--compactor-idle-poll-ms", "10"),
 )
 compact_small = partial(compact, levels=LEVELS, compactor=COMPACTOR, partition_bytes=100_000)
 

@@ -167,7 +167,7 @@ class Compactor:
         self._merge = _BackgroundMerge()
         self._store_time = StoreTime(store, _CLOCK_INTERVAL_MS)
         idle_poll_ms = settings.compactor.compactor_idle_poll_ms
-        self._poll = IdlePoll(settings.compactor.compactor_poll_ms, idle_poll_ms)
+        self._poll = IdlePoll(settings.compactor.poll_ms, idle_poll_ms)
         first_ms, longest_ms = store.backoff.first_ms, store.backoff.longest_ms
         self._failing = Backoff(first_ms, max(longest_ms, idle_poll_ms))
 
@@ -423,8 +423,7 @@ class _Database:
         Returns that error.
         """
         clock, random = self._place.runtime.clock, self._place.runtime.random
-        first_ms = min(self._settings.compactor.compactor_poll_ms, RETRY_MS_MAX)
-        backoff, failures = Backoff(first_ms, RETRY_MS_MAX), 0
+        backoff, failures = Backoff(self._settings.compactor.poll_ms, RETRY_MS_MAX), 0
         while True:
             self._opened_ms = None
             error = await self._compact_until_error()

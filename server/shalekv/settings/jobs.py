@@ -6,25 +6,19 @@ from pydantic import Field
 
 from shalekv.settings.model import GIB, KIB, MIB, Settings
 
+COMPACTOR_POLL_MS = 1_000  # a poll is two LISTs; a server that delays writes does not wait for it
+
 
 class CompactorSettings(Settings):
     """Compaction: when it runs, and the shape of the levels."""
 
-    compactor_poll_ms: int = Field(
-        default=1_000,
-        ge=10,
-        le=3_600_000,
-        description="Interval at which a compactor checks for work while there is some, "
-        "milliseconds.",
-        json_schema_extra={"user": "operator: cost of requests against how soon work begins"},
-    )
     compactor_idle_poll_ms: int = Field(
         default=15_000,
         ge=10,
         le=3_600_000,
-        description="Longest interval between two checks of a compactor, milliseconds: as long as "
-        "it finds nothing new, or fails, the interval doubles. A server that delays writes wakes "
-        "its own compactor at once.",
+        description="Longest interval between two checks of a compactor, milliseconds. The "
+        "shortest is a second, or this if it is less; it doubles as long as the compactor finds "
+        "nothing new, or fails. A server that delays writes wakes its own compactor at once.",
         json_schema_extra={"user": "operator: cost of requests of idle databases"},
     )
     wal_trigger_bytes: int = Field(
@@ -139,6 +133,11 @@ class CompactorSettings(Settings):
             "user": "operator: edits of the manifest against storage that a killed compactor keeps"
         },
     )
+
+    @property
+    def poll_ms(self) -> int:
+        """The interval between checks for work while there is some, milliseconds."""
+        return min(COMPACTOR_POLL_MS, self.compactor_idle_poll_ms)
 
 
 class CollectorSettings(Settings):

@@ -57,6 +57,8 @@ REMOVED: Mapping[str, str] = {
     "cache.read_ahead_bytes_max": "it is a 24th of scan_ahead_bytes_max, at most 1 MiB",
     "watches.watch_stream_bytes_max": "it is a quarter of watch_bytes_max, at most 4 MiB",
     "compactor.recent_loads_max_count": "the last 1,000 loads and streams of loads are remembered",
+    "compactor.compactor_poll_ms": "a compactor checks for work every second while there is some, "
+    "or every compactor_idle_poll_ms if that is less",
     "quorum.reply_timeout_ms": "the writer connects again to a safekeeper that has not answered "
     "for 10 seconds",
     "quorum.send_queue_bytes_max": "8 MiB of records are sent to a safekeeper ahead of its answers",

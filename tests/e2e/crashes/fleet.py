@@ -65,7 +65,7 @@ FLAGS = {
         *("--fence-poll-ms", "500"),
     ),
     Role.COMPACTOR: (
-        *("compactor", "--compactor-poll-ms", "100", "--compactor-idle-poll-ms", "200"),
+        *("compactor", "--compactor-idle-poll-ms", "100"),
         *("--wal-trigger-count", "6", "--wal-trigger-age-ms", "400"),
         *("--wal-trigger-bytes", "32768", "--l0-trigger-count", "2"),
         *("--base-level-bytes", "65536", "--level-multiplier-count", "2"),

@@ -73,7 +73,7 @@ TINY = {
     "l0-trigger-count": 2,
     "tombstone-age-s": 2,
     "subcompaction-count-max": 1,
-    "compactor-poll-ms": 100,
+    "compactor-idle-poll-ms": 100,
     "compactor-lease-ttl-s": 4,
     "collect-interval-ms": 300,
     "collect-age-s": 1,

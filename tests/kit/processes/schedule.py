@@ -50,7 +50,7 @@ IMPATIENT_MS = 1_500  # a deadline that passes while the store is in trouble
 QUICK = variables({"shalekv.store.retry:RETRY_MAX_MS": 200})
 # Where there is a bucket, compactions, collections and repeated requests come within moments.
 IN_BUCKET = (
-    *("--compactor-poll-ms", "100", "--compactor-idle-poll-ms", "200", "--sst-bytes", "65536"),
+    *("--compactor-idle-poll-ms", "100", "--sst-bytes", "65536"),
     *("--wal-trigger-age-ms", "200", "--collect-interval-ms", "200", "--collect-age-s", "1"),
     *("--wal-retention-s", "0", "--snapshot-ttl-s", "2", "--fence-poll-ms", "200"),
 )

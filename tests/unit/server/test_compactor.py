@@ -149,7 +149,7 @@ async def test_a_lease_is_renewed_while_a_job_runs() -> None:
 async def test_polls_become_rare_when_idle() -> None:
     """Without work the store is asked at polls only, and polls become rare."""
     database = await CompactedDatabase.begun()
-    settings = small_settings(compactor_poll_ms=1_000, compactor_idle_poll_ms=10_000)
+    settings = small_settings(compactor_idle_poll_ms=10_000)
     store = FaultyStore(database.store)
     compactor = await opened(database, store, settings)
     async with running(compactor):
@@ -180,7 +180,7 @@ async def test_the_wal_does_not_wait_for_a_merge() -> None:
     """Slots are compacted into L0 while a merge of levels runs."""
     database = await written()
     gate = Gate("get_range", is_open=False)  # only merges of levels read pieces
-    settings = eager_settings(compactor_poll_ms=10, l0_trigger_count=8)
+    settings = eager_settings(compactor_idle_poll_ms=10, l0_trigger_count=8)
     compactor = await opened(database, FaultyStore(database.store, before=gate), settings)
     async with running(compactor):
         while not gate.waiting:

@@ -47,11 +47,11 @@ _HELP = """Compact databases: merge their WAL into the levels, and levels into e
 the older one ends with exit code 4, and nothing is lost or done twice.
 
 A failure ends the compactor of a single database. With several databases, if one fails or does not
-exist yet, its URL is logged and it is retried after --compactor-poll-ms, then with delays that
-double up to a minute; the others continue. A database is given up when another compactor takes it
-over, or when a sync of its disk fails. When all are given up, the process ends, with exit code 4 if
-all were taken over. For any number of databases, at most two merges of the WAL and two merges of
-levels run at a time, and the databases take turns.
+exist yet, its URL is logged and it is retried after a second, then with delays that double up to a
+minute; the others continue. A database is given up when another compactor takes it over, or when a
+sync of its disk fails. When all are given up, the process ends, with exit code 4 if all were taken
+over. For any number of databases, at most two merges of the WAL and two merges of levels run at a
+time, and the databases take turns.
 
 \b
 Examples:

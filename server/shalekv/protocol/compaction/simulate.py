@@ -216,7 +216,7 @@ class _Simulation:
         missing_bytes = settings.wal_trigger_bytes - wal.size_bytes
         filling_s = missing_bytes / self._workload.write_bytes_per_s
         aging_s = (settings.wal_trigger_age_ms - wal.oldest_age_ms) / _MS_PER_S
-        return max(min(filling_s, aging_s), settings.compactor_poll_ms / _MS_PER_S)
+        return max(min(filling_s, aging_s), settings.poll_ms / _MS_PER_S)
 
     def _record_state(self, state: CompactionState) -> None:
         totals = self._totals
@@ -290,7 +290,7 @@ class _Simulation:
         requests = replace(self._totals.requests)
         requests.add(SimulatedRequests(put=1), len(self._log.objects))
         requests.delete += requests.list / EDIT.list  # each edit leaves a manifest behind
-        polls = elapsed_s * _MS_PER_S / self._setup.compactor.compactor_poll_ms
+        polls = elapsed_s * _MS_PER_S / self._setup.compactor.poll_ms
         requests.add(SimulatedRequests(list=2), polls)  # manifest and WAL
         missed = 1 - self._workload.cached_share
         # The false positive rate of a filter is about 0.6185 ** bits.
