@@ -19,7 +19,7 @@ from tests.servers.s3 import S3Server
 
 # Compaction and collection all the time, of what is only just garbage.
 BUSY = (
-    *("--wal-trigger-count", "2", "--wal-trigger-age-ms", "50", "--l0-trigger-count", "2"),
+    *("--wal-trigger-age-ms", "50", "--l0-trigger-count", "2"),
     *("--sst-bytes", "65536", "--compactor-idle-poll-ms", "20", "--collect-interval-ms", "50"),
     *("--collect-age-s", "0", "--wal-retention-s", "0", "--flush-interval-ms", "5"),
 )

@@ -86,11 +86,11 @@ async def test_settings_reach_children_from_wherever_they_come(
     config = tmp_path / "shalekv.toml"
     config.write_text("[collector]\ncollect_interval_ms = 4321\n")
     env = {"SHALEKV_COMPACTOR__COMPACTOR_IDLE_POLL_MS": "321", "SHALEKV_CONFIG": str(config)}
-    server = await processes.serve(f"file://{tmp_path}/db", "--wal-trigger-count", "21", env=env)
+    server = await processes.serve(f"file://{tmp_path}/db", "--l0-trigger-count", "21", env=env)
     flags = {role: arguments((await started(server, role)).pid) for role in ROLES}
     for role in ROLES:
         await server.line(is_reported_by(role))  # it understands them
     assert await server.stop() == 0, server.report()
     assert "--collect-interval-ms 4321" in flags["collector"]
     assert "--compactor-idle-poll-ms 321" in flags["compactor"]
-    assert "--wal-trigger-count 21" in flags["compactor"]
+    assert "--l0-trigger-count 21" in flags["compactor"]

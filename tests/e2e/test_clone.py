@@ -29,10 +29,10 @@ POLL_S = 0.05
 KEYS = [b"key%04d" % number for number in range(400)]
 
 SMALL = (
-    *("--wal-trigger-age-ms", "0", "--wal-trigger-count", "1", "--l0-trigger-count", "1"),
+    *("--wal-trigger-age-ms", "0", "--l0-trigger-count", "1"),
     *("--sst-bytes", "65536", "--block-bytes", "1024", "--base-level-bytes", "65536"),
 )
-MERGED = ("--wal-trigger-count", "1", "--l0-trigger-count", "1", "--block-bytes", "1024")
+MERGED = ("--l0-trigger-count", "1", "--block-bytes", "1024")
 COMPACT = ("--compactor-idle-poll-ms", "20", *SMALL)
 COLLECT = (
     *("--collect-interval-ms", "50", "--collect-age-s", "0", "--wal-retention-s", "0"),

@@ -167,7 +167,6 @@ async def compact(roles: InProcessCluster, codec: LevelCodec, *, l0_trigger_coun
     settings = CompactorConfig(
         levels=levels,
         compactor=CompactorSettings(
-            wal_trigger_count=1,
             wal_trigger_age_ms=0,
             l0_trigger_count=l0_trigger_count,
             base_level_bytes=64 * KIB,

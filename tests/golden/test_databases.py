@@ -183,7 +183,7 @@ async def compact(store: ObjectStore, *, seed: int) -> None:
     settings = CompactorConfig(
         levels=LevelSettings(sst_bytes=64 * KIB, block_bytes=1 * KIB),
         compactor=CompactorSettings(
-            wal_trigger_age_ms=0, wal_trigger_count=1, l0_trigger_count=1, base_level_bytes=64 * KIB
+            wal_trigger_age_ms=0, l0_trigger_count=1, base_level_bytes=64 * KIB
         ),
     )
     # the clock is constant: only the seed makes ids differ

@@ -31,9 +31,7 @@ from tests.kit.processes.in_process import serve_settings
 CALL = Call(peer="test")
 STOP_S = 20
 SMALL_LEVELS = LevelSettings(sst_bytes=64 * 1024, block_bytes=4 * 1024)
-EAGER = CompactorSettings(
-    wal_trigger_count=1, wal_trigger_age_ms=0, l0_trigger_count=2, base_level_bytes=1024 * 1024
-)
+EAGER = CompactorSettings(wal_trigger_age_ms=0, l0_trigger_count=2, base_level_bytes=1024 * 1024)
 
 
 @dataclass(slots=True)

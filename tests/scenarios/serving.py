@@ -37,7 +37,7 @@ RoleT = TypeVar("RoleT")
 Options = dict[str, str]
 
 # One job takes all that is there, however little, and leaves the levels below L0 alone.
-_COMPACTOR = {"wal_trigger_count": 1, "l0_trigger_count": 100}
+_COMPACTOR = {"wal_trigger_age_ms": 0, "l0_trigger_count": 100}
 # Age is the subject of few scenarios, and the retention of the WAL of none.
 _COLLECTOR = {"collect_age_s": 0, "wal_retention_s": 0}
 

@@ -19,6 +19,7 @@ from shalekv.settings import (
 )
 from tests.kit.constants import draw
 
+POLICY = "shalekv.protocol.compaction.policy"
 WINDOW_S = 86_400
 LIVES_S = (3, 8, 20)  # of snapshots and leases, at pace 1
 OPEN_TTL_S = 40  # of the snapshots of openers
@@ -83,11 +84,15 @@ def draw_compactor(random: Random, pace: float) -> CompactorConfig:
         }
     )
     poll_ms = int(random.choice([100, 500]) * pace)
-    draw({"shalekv.settings.jobs:COMPACTOR_POLL_MS": poll_ms})
+    draw(
+        {
+            "shalekv.settings.jobs:COMPACTOR_POLL_MS": poll_ms,
+            f"{POLICY}:WAL_TRIGGER_COUNT": random.choice([1, 1, 3, 10]),
+        }
+    )
     compactor = CompactorSettings().model_copy(
         update={
             "compactor_idle_poll_ms": 4 * poll_ms,
-            "wal_trigger_count": random.choice([1, 1, 3, 10]),
             "wal_trigger_age_ms": random.choice([0, 1_000]),
             "l0_trigger_count": random.choice([1, 1, 2, 4]),
             "base_level_bytes": random.choice([100, 300, 2_000]),

@@ -47,7 +47,7 @@ LEVELS = {"sst_bytes": 65_536, "block_bytes": 4_096}
 COMPACTOR = {"subcompaction_memory_bytes": 8 * 1024 * 1024, "expired_value_kept_s": 0}
 SMALL = (
     *("--sst-bytes", "65536", "--subcompaction-memory-bytes", "8388608", "--block-bytes", "4096"),
-    *("--wal-trigger-count", "1", "--l0-trigger-count", "2", "--base-level-bytes", "65536"),
+    *("--wal-trigger-age-ms", "0", "--l0-trigger-count", "2", "--base-level-bytes", "65536"),
     *("--compactor-idle-poll-ms", "10"),
 )
 compact_small = partial(compact, levels=LEVELS, compactor=COMPACTOR, partition_bytes=100_000)

@@ -28,13 +28,6 @@ class CompactorSettings(Settings):
         description="Bytes of WAL objects from which on they are merged into L0 at once.",
         json_schema_extra={"user": "operator: cost of merges against memory and time of opening"},
     )
-    wal_trigger_count: int = Field(
-        default=512,
-        ge=1,
-        le=1_000_000,
-        description="Number of WAL objects from which on they are merged into L0 at once.",
-        json_schema_extra={"user": "operator: cost of merges against time of opening"},
-    )
     wal_trigger_age_ms: int = Field(
         default=60_000,
         ge=0,

@@ -66,8 +66,7 @@ FLAGS = {
     ),
     Role.COMPACTOR: (
         *("compactor", "--compactor-idle-poll-ms", "100"),
-        *("--wal-trigger-count", "6", "--wal-trigger-age-ms", "400"),
-        *("--wal-trigger-bytes", "32768", "--l0-trigger-count", "2"),
+        *("--wal-trigger-bytes", "32768", "--wal-trigger-age-ms", "400", "--l0-trigger-count", "2"),
         *("--base-level-bytes", "65536", "--level-multiplier-count", "2"),
         *("--sst-bytes", "65536", "--block-bytes", "4096", "--codec", "none"),
         *("--compactor-lease-ttl-s", LIFE_S),

@@ -107,7 +107,7 @@ class Place:
 
     async def compact(self, **settings: Any) -> None:
         """A compactor merges all that is there, in small SSTs, and goes."""
-        compactor = {"wal_trigger_age_ms": 0, "wal_trigger_count": 1, "l0_trigger_count": 1}
+        compactor = {"wal_trigger_age_ms": 0, "l0_trigger_count": 1}
         chosen = CompactorConfig(
             levels=LevelSettings(sst_bytes=64 * KIB, block_bytes=1 * KIB),
             compactor=CompactorSettings.model_validate(compactor | settings),

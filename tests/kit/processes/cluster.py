@@ -64,7 +64,6 @@ Row = dict[str, Any]
 # The least that is allowed, so that all limits are met all the time.
 TINY = {
     "wal-trigger-bytes": 32 << 10,
-    "wal-trigger-count": 64,
     "wal-trigger-age-ms": 300,
     "sst-bytes": 64 << 10,
     "block-bytes": 1 << 10,

@@ -74,7 +74,7 @@ async def compact(database: Database, **settings: Any) -> None:
 
 async def compact_store(store: ObjectStore, runtime: Runtime, **settings: Any) -> None:
     """Merge all that is in the WAL of a store into the levels; settings are the compactor's."""
-    chosen = {"wal_trigger_count": 1, "wal_trigger_age_ms": 0, "l0_trigger_count": 2} | settings
+    chosen = {"wal_trigger_age_ms": 0, "l0_trigger_count": 2} | settings
     compact_settings = CompactorConfig(
         levels=LevelSettings(sst_bytes=65_536, block_bytes=1_024),
         compactor=CompactorSettings.model_validate(chosen),

@@ -60,6 +60,9 @@ from shalekv.settings.store import LevelSettings
 __all__ = ["CompactionState", "LevelTargets", "LeveledPolicy", "debt_bytes"]
 
 LAST_LEVEL = 7  # with the default settings, base levels are above it from 256 MiB to 256 TiB
+# WAL objects from which on they are merged, however small: an opening reads 16 of them at once, and
+# has all within seconds.
+WAL_TRIGGER_COUNT = 512
 MERGE_COUNT_MIN = 4  # fewest SSTs of idempotency records that are merged
 _FLOOR_SHARE = 2  # the target of a level is at least `base_level_bytes` divided by this
 _SIMILAR_FACTOR = 2  # a run is merged with newer ones up to so many times their total size
@@ -257,7 +260,7 @@ class LeveledPolicy:
             return "writes wait"
         if wal.size_bytes >= settings.wal_trigger_bytes:
             return f"{wal.size_bytes} bytes of WAL"
-        if wal.filled >= settings.wal_trigger_count:
+        if wal.filled >= WAL_TRIGGER_COUNT:
             return f"{wal.filled} WAL objects"
         if wal.oldest_age_ms >= settings.wal_trigger_age_ms:
             return f"a WAL object of {wal.oldest_age_ms / _MS_PER_S:.0f} s"

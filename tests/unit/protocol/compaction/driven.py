@@ -19,7 +19,6 @@ from shalekv.settings.store import LevelSettings
 
 SMALL = CompactorSettings(
     wal_trigger_bytes=64 * KIB,
-    wal_trigger_count=1_000,
     l0_trigger_count=4,
     base_level_bytes=256 * KIB,
     level_multiplier_count=4,

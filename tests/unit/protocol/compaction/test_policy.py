@@ -17,7 +17,11 @@ from shalekv.protocol.compaction.jobs import (
     WalState,
 )
 from shalekv.protocol.compaction.l0 import l0_count, l0_runs, l0_sources
-from shalekv.protocol.compaction.policy import LeveledPolicy, records_to_merge
+from shalekv.protocol.compaction.policy import (
+    WAL_TRIGGER_COUNT,
+    LeveledPolicy,
+    records_to_merge,
+)
 from shalekv.protocol.compaction.range_job import pick_range
 from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Manifest, Version, newest_first
@@ -142,7 +146,7 @@ def test_nothing_is_done_before_a_trigger() -> None:
     assert driven.policy.pick(state) is None
     for due in (
         replace(state.wal, oldest_age_ms=SMALL.wal_trigger_age_ms),
-        replace(state.wal, filled=SMALL.wal_trigger_count, slot_bytes=()),
+        replace(state.wal, filled=WAL_TRIGGER_COUNT, slot_bytes=()),
         replace(state.wal, size_bytes=SMALL.wal_trigger_bytes),
     ):
         assert isinstance(driven.policy.pick(replace(state, wal=due)), WalJob)
