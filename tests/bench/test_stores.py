@@ -24,11 +24,11 @@ from shalekv.settings import KIB, MIB, CasChoice, StoreSettings
 from shalekv.store.api import Created, ObjectStore
 from shalekv.store.opening import open_store
 from shalekv.store.s3.store import PART_BYTES, PART_UPLOADS_MAX, S3Store
-from shalekv.store.two_phase.records import MemoryRecords
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.url import BucketUrl, Provider
 from tests.bench.interleaved import Costs, Way, at_once, load, measured
 from tests.bench.sizes import sized
+from tests.kit.memory_records import MemoryRecords
 from tests.kit.processes.in_process import real_runtime
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server

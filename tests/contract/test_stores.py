@@ -13,7 +13,6 @@ import pytest
 
 from shalekv.store.api import Created, ObjectStore, RequestKind
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.contract.opening import OpenStore, create_many, names_in
 from tests.contract.store_contract import (
@@ -24,6 +23,7 @@ from tests.contract.store_contract import (
     StoreContract,
 )
 from tests.kit.inline_runtime import inline_runtime
+from tests.kit.memory_records import MemoryRecords, Table
 
 START_MS = 1_700_000_000_000
 

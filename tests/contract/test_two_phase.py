@@ -19,17 +19,11 @@ from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import Created, ObjectStore, RequestKind
 from shalekv.store.two_phase import records as memory
 from shalekv.store.two_phase import sql
-from shalekv.store.two_phase.records import (
-    Inserted,
-    InsertUnknown,
-    MemoryRecords,
-    Occupied,
-    RecordStore,
-    Table,
-)
+from shalekv.store.two_phase.records import Inserted, InsertUnknown, Occupied, RecordStore
 from shalekv.store.two_phase.sql import TABLE_NAME
 from tests.contract.opening import RECORDS, OpenRecords, records_opener, records_settings
 from tests.contract.store_contract import HttpStoreContract, RaceContract
+from tests.kit.memory_records import MemoryRecords, Table
 from tests.kit.processes.in_process import real_runtime
 
 RACERS = 4

@@ -23,12 +23,12 @@ from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.runtime import Runtime
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.fuzz.budget import attempts, replayable
 from tests.fuzz.database import NOW_MS, Answers, StillPlace, answers, fill, judged, roles_at
 from tests.fuzz.mutations import flipped
 from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.memory_records import MemoryRecords, Table
 
 UUID = b"of an attempt..."
 URL = "memory://unnamed"

@@ -13,9 +13,9 @@ from shalekv.format.names import parse_manifest_name
 from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import ObjectInfo, ObjectStore, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore, named_objects
-from shalekv.store.two_phase.records import MemoryRecords
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.inline_runtime import inline_runtime
+from tests.kit.memory_records import MemoryRecords
 
 DATABASES = Path(__file__).parent / "databases"
 MEMORY = "memory://"

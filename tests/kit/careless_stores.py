@@ -17,8 +17,9 @@ from shalekv.store.api import (
     StoredObject,
 )
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.records import Inserted, InsertOutcome, MemoryRecords
+from shalekv.store.two_phase.records import Inserted, InsertOutcome
 from tests.kit.inline_runtime import gathered
+from tests.kit.memory_records import MemoryRecords
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from shalekv.errors import StoreUnavailable
 from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import RequestCounts, RequestKind
-from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, MemoryRecords, RecordStore
+from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, RecordStore
+from tests.kit.memory_records import MemoryRecords
 from tests.sim.network import Network, NoAnswer, Refused
 from tests.sim.nodes import Node
 from tests.sim.store import run_now
 
 if TYPE_CHECKING:
-    from shalekv.store.two_phase.records import Table
+    from tests.kit.memory_records import Table
     from tests.sim.loop import SimLoop
 
 
@@ -94,7 +95,7 @@ T = TypeVar("T")
 
 
 class RecordTable:
-    """The table, where statements are applied. They are those of the shipped `MemoryRecords`."""
+    """The table, where statements are applied. They are those of `MemoryRecords`."""
 
     def __init__(self, loop: SimLoop, node: Node, happened: list[Happening]) -> None:
         """No records; `node` is the transactional store, for the timeline."""

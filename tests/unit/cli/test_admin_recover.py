@@ -17,9 +17,9 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore, Repaired, Unknown
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.memory_records import MemoryRecords, Table
 
 NOW_MS = 1_700_000_000_000
 NAME = "wal/00000000000000000007.sst"

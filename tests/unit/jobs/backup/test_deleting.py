@@ -13,7 +13,6 @@ from shalekv.jobs.backup.repository import Deletion, Repository
 from shalekv.runtime import Runtime
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore
-from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.engine.backups import (
     SEEDS,
@@ -30,6 +29,7 @@ from tests.kit.engine.backups import (
     write,
 )
 from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.memory_records import MemoryRecords, Table
 from tests.kit.processes.in_process import wall_clock_ms
 from tests.kit.store import (
     FaultyStore,

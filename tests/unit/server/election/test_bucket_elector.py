@@ -19,9 +19,9 @@ from shalekv.server.election.elector import LeasedTerm
 from shalekv.settings import CollectorSettings, StoreSettings
 from shalekv.store.cas import CasStore, Claimed
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.engine.running_log import yielding_runtime
+from tests.kit.memory_records import MemoryRecords, Table
 from tests.kit.store import STORE_NOW_MS, FaultyStore, Request
 from tests.kit.virtual_time import with_simulation
 from tests.sim.faults import Faults

@@ -22,9 +22,10 @@ from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, ObjectInfo, Repaired, RequestKind, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, MemoryRecords, Table
+from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.inline_runtime import InlineClock, InlineWorkers, finish
+from tests.kit.memory_records import MemoryRecords, Table
 
 
 class Fate(Enum):

@@ -18,8 +18,8 @@ from shalekv.store.api import Created, Exists, Repaired, RequestKind, Unknown
 from shalekv.store.cas import Claimed, Taken
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.two_phase.opening import OwnedStore
-from shalekv.store.two_phase.records import MemoryRecords, Table
 from tests.kit.inline_runtime import inline_runtime
+from tests.kit.memory_records import MemoryRecords, Table
 from tests.kit.store import claim
 from tests.unit.store.two_phase.cluster import (
     Cluster,

@@ -17,7 +17,6 @@ from shalekv.server.database import create_database
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore, RequestKind
 from shalekv.store.memory import MemoryObjects
-from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.verify.scratch import FOLDER, Effort
 from shalekv.store.verify.verdict import CheckFailed, CheckPassed, NotOffered, Unanswered, Verdict
@@ -25,6 +24,7 @@ from shalekv.store.verify.verify import check_fit, verification
 from tests.kit import careless_stores as careless
 from tests.kit.careless_stores import Careful, Kind
 from tests.kit.inline_runtime import gathered, inline_runtime
+from tests.kit.memory_records import MemoryRecords, Table
 from tests.kit.scripted_store import Fate, ScriptedStore
 from tests.kit.store import FaultyStore, Lost, Request
 
