@@ -14,7 +14,7 @@ import pytest
 from shalekv.format.block import Block
 from shalekv.format.block_frame import Codec
 from shalekv.format.columns import Section
-from shalekv.format.filter import Filter, build_filter, key_hash, parse_filter
+from shalekv.format.filter import Filter, key_hash, parse_filter
 from shalekv.format.footer import SstProperties
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import manifest_name, wal_name
@@ -24,6 +24,7 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.bench.sizes import sized
+from tests.kit.samples import build_filter
 
 ENTRIES = sized(500_000, 2_000)
 SSTS = sized(100_000, 200)

@@ -16,7 +16,7 @@ import pytest
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
 from shalekv.protocol.compaction.outcome import Amplification, Setup
-from shalekv.protocol.compaction.simulate import predict
+from shalekv.protocol.compaction.simulate import simulate
 from shalekv.protocol.compaction.workload import KeyOrder, Workload, operations
 from shalekv.protocol.manifest import Manifest, Version
 from shalekv.settings import GIB, MIB, DatabaseSettings, MemorySettings, WriterConfig
@@ -318,7 +318,8 @@ def predicted(fill: Fill, settings: WriterConfig, measured: Measured) -> Amplifi
         compaction_bytes_per_s=measured.merged_bytes_per_s,
         job_s=LOCAL_JOB_S,
     )
-    return predict(replace(fill.workload, write_bytes_per_s=measured.bytes_per_s), setup)
+    workload = replace(fill.workload, write_bytes_per_s=measured.bytes_per_s)
+    return simulate(workload, setup).amplification
 
 
 def merged_bytes_per_s(server: Child) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hypothesis import strategies as st
 
 from shalekv.errors import CorruptObject
 from shalekv.format.block_frame import Codec
 from shalekv.format.coding import MAX_U64
+from shalekv.format.filter import BITS_PER_KEY, FilterKeys
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name, wal_name
 from shalekv.format.records import record_key
@@ -31,6 +32,13 @@ def properties(name: str = WAL_NAME) -> SstProperties:
         write_id=b"identifies bytes",
         logical_time_ms=1_700_000_000_000,
     )
+
+
+def build_filter(keys: Iterable[bytes], bits_per_key: float = BITS_PER_KEY) -> bytes:
+    """The filter of these keys; adjacent versions of one key count once."""
+    filter_keys = FilterKeys(bits_per_key)
+    filter_keys.add(keys)
+    return filter_keys.build()
 
 
 def put(key: bytes, seq: int, value: bytes = b"", expire_at_ms: int = 0) -> Entry:

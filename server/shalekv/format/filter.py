@@ -147,13 +147,6 @@ class FilterKeys:
         return header + np.packbits(is_set, bitorder="little").tobytes()
 
 
-def build_filter(keys: Iterable[bytes], bits_per_key: float = BITS_PER_KEY) -> bytes:
-    """Return the filter of these keys; adjacent versions of one key count once."""
-    filter_keys = FilterKeys(bits_per_key)
-    filter_keys.add(keys)
-    return filter_keys.build()
-
-
 def _bits(hashes: NDArray[np.uint64], lines: int, probes: int) -> Iterable[NDArray[np.uint64]]:
     """Yield, for each probe, the numbers of these keys' bits, counted from the first line."""
     u64 = hashes.dtype.type

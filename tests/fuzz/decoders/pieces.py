@@ -9,7 +9,7 @@ from shalekv.format.block import encode_block, parse_block
 from shalekv.format.block_frame import Codec, compressed, compressor, plain
 from shalekv.format.coding import Piece
 from shalekv.format.columns import Section, columns_of, read_section
-from shalekv.format.filter import build_filter, parse_filter
+from shalekv.format.filter import parse_filter
 from shalekv.format.footer import Footer, name_in_footer, needed_tail, read_footer, unseal
 from shalekv.format.index import BlockHandle, BlockIndex, encode_index, parse_index
 from shalekv.format.records import load_entry
@@ -40,7 +40,16 @@ from tests.fuzz.decoders.ssts import (
 )
 from tests.fuzz.mutations import overwritten
 from tests.kit.manifests import load
-from tests.kit.samples import DATABASE_ID, LEVEL_NAME, POINTS, RANGES, SYSTEM, WAL_NAME, put
+from tests.kit.samples import (
+    DATABASE_ID,
+    LEVEL_NAME,
+    POINTS,
+    RANGES,
+    SYSTEM,
+    WAL_NAME,
+    build_filter,
+    put,
+)
 
 
 def _block(data: bytes) -> object:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from shalekv.errors import CorruptObject
 from shalekv.format.member_files import MemberIdentity
 from shalekv.format.wal_record import make_record
-from shalekv.protocol.acceptor import Flush, Reset, Save, Write
+from shalekv.protocol.acceptor import Effect, Flush, Reset, Save, Write
 from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth, Record
 from shalekv.store.files import REAL_FILE_SYSTEM, DurableFiles, FileSystem
 from shalekv.store.safekeeper_log.folder import create_log, open_log
@@ -66,8 +66,15 @@ def old_log(
     return open_log(DurableFiles(filesystem, "test"), folder, segment_bytes=segment_bytes)
 
 
+def perform(log: MemberLog, effects: Sequence[Effect]) -> None:
+    """Apply effects in order, durably."""
+    log.submitted(effects)
+    log.apply(effects)
+    log.flush()
+
+
 def write(log: MemberLog, records: Iterable[Record]) -> None:
-    log.perform([Write(tuple(records)), Flush()])
+    perform(log, [Write(tuple(records)), Flush()])
 
 
 def held(log: MemberLog) -> list[Record]:
@@ -87,7 +94,7 @@ def disk_with_records(count: int = len(RECORDS)) -> CrashingDisk:
     """Return a disk with a closed log: `PROMISE`, and this many of `RECORDS`, one by one."""
     disk = new_disk()
     log = new_log(FOLDER, filesystem=disk)
-    log.perform([Save(PROMISE, LogHealth.SOUND)])
+    perform(log, [Save(PROMISE, LogHealth.SOUND)])
     for record in RECORDS[:count]:
         write(log, [record])
     log.close()
@@ -118,7 +125,7 @@ def check_found(disk: CrashingDisk) -> str:
         return "all"
     again = old_log(FOLDER, filesystem=disk)
     assert again.recovered.health is LogHealth.DAMAGED
-    again.perform([Reset(RECORDS[3].mark), Save(PROMISE, LogHealth.REFILLING), Flush()])
+    perform(again, [Reset(RECORDS[3].mark), Save(PROMISE, LogHealth.REFILLING), Flush()])
     write(again, RECORDS[4:])
     assert again.read(5, ALL, ALL) == list(RECORDS[4:])
     assert again.durable_lsn == len(RECORDS)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.errors import BadStructure
-from shalekv.format.filter import Filter, build_filter, key_hash, parse_filter
+from shalekv.format.filter import Filter, key_hash, parse_filter
 from shalekv.format.sst import open_filter
 from shalekv.format.sst_writer import encode_fence, encode_sst
 from shalekv.protocol.entry import Entry
@@ -20,6 +20,7 @@ from tests.kit.samples import (
     POINTS,
     RANGES,
     SYSTEM,
+    build_filter,
     opened,
     points,
     properties,

@@ -61,11 +61,6 @@ _SAMPLED_KEYS = 200  # keys of a sample whose reads are counted
 _EMPTY_VERSION = Version(manifest_id=0, wal_id=None, last_seq=0, l0=(), runs=(), system=())
 
 
-def predict(workload: Workload, setup: Setup) -> Amplification:
-    """Return the amplification of a workload, from an empty database until no job is due."""
-    return simulate(workload, setup).amplification
-
-
 def simulate(workload: Workload, setup: Setup) -> Simulated:
     """Run a workload from an empty database until no job is due."""
     return _Simulation(workload, setup).run()

@@ -156,12 +156,6 @@ class MemberLog:
 
     # These block, and run in one thread at a time.
 
-    def perform(self, effects: Sequence[Effect]) -> None:
-        """Apply effects in order, durably. REQUIRES: nothing else is submitted meanwhile."""
-        self.submitted(effects)
-        self.apply(effects)
-        self.flush()
-
     def apply(self, effects: Sequence[Effect]) -> None:
         """Apply effects in order; what they write is durable after a `flush`.
 

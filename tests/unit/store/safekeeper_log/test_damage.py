@@ -27,6 +27,7 @@ from tests.kit.disks.member_logs import (
     files_of,
     held,
     old_log,
+    perform,
     write,
 )
 
@@ -92,7 +93,7 @@ def test_what_was_committed_is_missed(disk: CrashingDisk) -> None:
     """The loss of committed records is detected although an older `synced` has a lower bound."""
     log = old_log(FOLDER, filesystem=disk)
     saves = [Save(PROMISE, health) for health in (LogHealth.REFILLING, LogHealth.SOUND)]
-    log.perform([CommittedUpTo(len(RECORDS)), *saves, Flush()])
+    perform(log, [CommittedUpTo(len(RECORDS)), *saves, Flush()])
     log.close()
     older = disk_with_records(2)
     disk.bytes_of(FOLDER / "synced")[:] = older.bytes_of(FOLDER / "synced")
@@ -123,7 +124,7 @@ def test_an_old_segment_does_not_return(disk: CrashingDisk) -> None:
     """A segment from before a reset is not part of the log, even if its records would follow."""
     log = old_log(FOLDER, filesystem=disk)
     old = {name: bytes(disk.bytes_of(FOLDER / name)) for name in files_of(disk)}
-    log.perform([Reset(LogEnd()), Flush()])
+    perform(log, [Reset(LogEnd()), Flush()])
     write(log, RECORDS[:3])
     log.close()
     for name, data in old.items():
@@ -157,7 +158,7 @@ def test_bad_sectors_in_a_segment(disk: CrashingDisk, number: int, offset: int) 
     name = [name for name in files_of(disk) if name.endswith(".log")][number]
     log = old_log(FOLDER, filesystem=BadSectors(disk, name, offset))
     assert log.recovered.health is LogHealth.DAMAGED
-    log.perform([Reset(LogEnd()), Save(PROMISE, LogHealth.REFILLING), Write(RECORDS[:3]), Flush()])
+    perform(log, [Reset(LogEnd()), Save(PROMISE, LogHealth.REFILLING), Write(RECORDS[:3]), Flush()])
     log.close()
     again = old_log(FOLDER, filesystem=disk)
     assert again.recovered.health is LogHealth.REFILLING
@@ -170,7 +171,7 @@ def test_bad_sectors_in_what_is_cut(disk: CrashingDisk) -> None:
     bad = BadSectors(disk, f"{4:020}.log")
     log = old_log(FOLDER, filesystem=bad)
     bad.offsets = (300,)
-    log.perform([Truncate(RECORDS[3].mark), Flush()])
+    perform(log, [Truncate(RECORDS[3].mark), Flush()])
     log.close()
     assert held(old_log(FOLDER, filesystem=disk)) == list(RECORDS[:4])
 
@@ -193,7 +194,7 @@ def test_bad_sectors_in_slots(disk: CrashingDisk, name: str) -> None:
         log = old_log(FOLDER, filesystem=BadSectors(disk, name, offset))
         assert log.recovered.health is LogHealth.SOUND
         higher = Ballot(log.recovered.promise.epoch + 1, b"h" * 16)
-        log.perform([Save(higher, LogHealth.SOUND)])
+        perform(log, [Save(higher, LogHealth.SOUND)])
         log.close()
         again = old_log(FOLDER, filesystem=disk)
         assert again.recovered.promise == higher

@@ -16,6 +16,7 @@ from tests.kit.disks.member_logs import (
     new_log,
     old_log,
     payloads,
+    perform,
     records_after,
     write,
 )
@@ -67,7 +68,7 @@ def test_a_segment_that_was_found_deleted_does_not_return(seed: int) -> None:
 
     disk.before_call = kill
     with pytest.raises(Killed):
-        log.perform([Truncate(RECORDS[1].mark)])
+        perform(log, [Truncate(RECORDS[1].mark)])
     disk.before_call = lambda _: None
     found = old_log(FOLDER, filesystem=disk).recovered
     assert found.log.last == RECORDS[2].mark

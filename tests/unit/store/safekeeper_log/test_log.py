@@ -32,6 +32,7 @@ from tests.kit.disks.member_logs import (
     new_log,
     old_log,
     payloads,
+    perform,
     records_after,
     write,
 )
@@ -66,8 +67,8 @@ def test_records_are_found_again(folder: Path) -> None:
     """Records, promise and commit point are found when the log is opened again."""
     log = new_log(folder)
     later = records_after(RECORDS[-1].mark, payloads(3), epoch=2)
-    log.perform([Write(RECORDS), Flush(), CommittedUpTo(17)])
-    log.perform([Save(BALLOT, LogHealth.REFILLING), Write(later), Flush()])
+    perform(log, [Write(RECORDS), Flush(), CommittedUpTo(17)])
+    perform(log, [Save(BALLOT, LogHealth.REFILLING), Write(later), Flush()])
     assert log.durable_lsn == 23
     assert held(log) == [*RECORDS, *later]
     log.close()
@@ -127,11 +128,11 @@ def test_truncating(folder: Path, last: int) -> None:
     """Records behind the cut are gone for good, and the log continues with other records."""
     log = new_log(folder)
     write(log, RECORDS)
-    log.perform(
-        [CommittedUpTo(20), Save(BALLOT, LogHealth.SOUND)]
+    perform(
+        log, [CommittedUpTo(20), Save(BALLOT, LogHealth.SOUND)]
     )  # a floor, which has to sink with it
     mark = RECORDS[last - 1].mark if last else LogEnd()
-    log.perform([Truncate(mark), Flush()])
+    perform(log, [Truncate(mark), Flush()])
     assert log.durable_lsn == last
     assert held(log) == list(RECORDS[:last])
     log.close()
@@ -146,7 +147,7 @@ def test_truncating(folder: Path, last: int) -> None:
     end = other[-1].mark  # unsynced records can be cut as well
     more = records_after(end, payloads(3), epoch=2)
     instead = records_after(end, payloads(2), epoch=3)
-    log.perform([Write(more), Truncate(end), Write(instead), Flush()])
+    perform(log, [Write(more), Truncate(end), Write(instead), Flush()])
     assert held(old_log(folder)) == [*RECORDS[:last], *other, *instead]
 
 
@@ -156,7 +157,7 @@ def test_a_reset_begins_another_log(folder: Path) -> None:
     write(log, RECORDS)
     for base in (LogEnd(900, 4, 77, 50), LogEnd(7, 5, 78, 3)):
         records = records_after(base, payloads(5), epoch=6)
-        log.perform([Reset(base), Flush()])
+        perform(log, [Reset(base), Flush()])
         assert segments(folder) == []
         assert log.durable_lsn == base.lsn
         assert log.size_bytes == 0
@@ -210,7 +211,7 @@ def test_objects_are_found(folder: Path) -> None:
     write(log, [*several, *apart])
     for opened in (log, old_log(folder)):
         assert [opened.first_lsn_of(wal_id) for wal_id in range(4)] == [1, 5, 6, 7]
-    log.perform([Truncate(apart[0].mark)])
+    perform(log, [Truncate(apart[0].mark)])
     assert [log.first_lsn_of(wal_id) for wal_id in range(4)] == [1, 5, 6, 6]
     log.trim(several[-1].mark)
     with pytest.raises(RecordTrimmed):
@@ -233,8 +234,8 @@ def test_nothing_is_written_behind_damage(folder: Path) -> None:
     assert log.recovered.health is LogHealth.DAMAGED
     with pytest.raises(ValueError, match="reset"):
         write(log, RECORDS[3:5])
-    log.perform([Reset(LogEnd()), Save(BALLOT, LogHealth.REFILLING), Write(RECORDS), Flush()])
-    log.perform([Save(BALLOT, LogHealth.SOUND)])
+    perform(log, [Reset(LogEnd()), Save(BALLOT, LogHealth.REFILLING), Write(RECORDS), Flush()])
+    perform(log, [Save(BALLOT, LogHealth.SOUND)])
     log.close()
     log = old_log(folder)
     assert log.recovered.health is LogHealth.SOUND

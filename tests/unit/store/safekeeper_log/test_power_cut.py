@@ -28,6 +28,7 @@ from tests.kit.disks.member_logs import (
     new_log,
     old_log,
     payloads,
+    perform,
     records_after,
 )
 from tests.kit.seeds import random_of
@@ -110,7 +111,7 @@ def cut(random: Random, wrap: Callable[[FileSystem], FileSystem]) -> bool:
     disk.before_call = step
     try:
         for effects, after in LIFE:
-            log.trim(effects) if isinstance(effects, LogEnd) else log.perform(effects)
+            log.trim(effects) if isinstance(effects, LogEnd) else perform(log, effects)
             before = after
     except Cut:
         pass
@@ -173,7 +174,7 @@ def test_a_bound_that_was_not_synced_is_harmless() -> None:
     log = new_log(FOLDER, filesystem=noted)
     most = 0
     for effects, after in LIFE:
-        log.trim(effects) if isinstance(effects, LogEnd) else log.perform(effects)
+        log.trim(effects) if isinstance(effects, LogEnd) else perform(log, effects)
         slots = [{data[at : at + SLOT_BYTES] for data in noted.versions} for at in SLOT_OFFSETS]
         most = max(most, *map(len, slots))
         for first, second in product(*slots):

@@ -25,6 +25,7 @@ from tests.kit.disks.member_logs import (
     new_log,
     old_log,
     payloads,
+    perform,
     records_after,
     write,
 )
@@ -106,10 +107,10 @@ def test_trimming_makes_space(tmp_path: Path) -> None:
     assert log.make_space(sizes(3))
     assert not log.make_space(sizes(4))
     write(log, RECORDS[9:12])
-    log.perform([Truncate(RECORDS[3].mark)])
+    perform(log, [Truncate(RECORDS[3].mark)])
     assert log.make_space(sizes(8))
     assert not log.make_space(sizes(9))
-    log.perform([Reset(LogEnd())])
+    perform(log, [Reset(LogEnd())])
     assert log.make_space(sizes(9))
     assert not log.make_space(sizes(10))
     write(log, RECORDS[:9])
@@ -125,7 +126,7 @@ def test_votes_and_cuts_on_a_full_disk(tmp_path: Path) -> None:
     assert append_until_full(log) == 6
     assert disk.left_bytes == 0
     assert held(log) == list(RECORDS[:6])
-    log.perform([Truncate(RECORDS[4].mark), Save(BALLOT, LogHealth.SOUND), Flush()])
+    perform(log, [Truncate(RECORDS[4].mark), Save(BALLOT, LogHealth.SOUND), Flush()])
     other = records_after(RECORDS[4].mark, payloads(1), epoch=3)
     assert log.has_space(other)
     write(log, other)
@@ -183,7 +184,7 @@ def test_a_failed_write_or_sync_ends_everything(tmp_path: Path, call: str, numbe
     disk.clear_failures()
     for effect in (Flush(), Save(BALLOT, LogHealth.SOUND), Write(RECORDS[3:6]), Truncate(LogEnd())):
         with pytest.raises(StoreBroken):
-            log.perform([effect])
+            perform(log, [effect])
     log.close()
     again = old_log(tmp_path / "member")
     assert again.recovered.health is LogHealth.SOUND
