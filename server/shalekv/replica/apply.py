@@ -1,7 +1,8 @@
 """Applying the log at a replica: objects of the store, and records that are in no object yet.
 
-Objects and records are applied in the order of the log, each once. They come from two sources, so
-when an object is read, the part of it that was applied as records is left out.
+Objects and records are applied in the order of the log, each once. A safekeeper sends the records
+of an object before the object is in the store. So when an object is read, the records of it that
+were applied already are left out.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def rest_of_object(found: Sst, *, applied_seq: int, applied_count: int) -> Sst:
 class UnarchivedBuffer:
     """Records from safekeepers, kept while their objects may not be archived.
 
-    Reads of the log from the store, such as those of watches that are behind, find them here. Each
-    object is complete from its first record on.
+    Watches that catch up read the log by objects; objects that are not in the store yet are made
+    of these records. The buffer has each of its objects from the first record on.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -143,11 +144,12 @@ class LogApplier:
         view: Callable[[], ReadView],
         on_new_writer: Callable[[], None],
     ) -> None:
-        """Begin behind `watermark`. `archived_wal_id` is known to be in the store.
+        """Begin after `watermark`. All objects up to `archived_wal_id` are in the store.
 
-        `epoch` and `written_ms` are those of the last object before, 0: not known. `view` returns
-        the state at the watermark, with its levels. `memory_bytes_max` is for `is_memory_full`; a
-        part of it is for records whose objects may not be archived.
+        `epoch` and `written_ms` (its logical time) are those of the last object before; 0: unknown.
+        `view` returns the state at the watermark, with its levels. `memory_bytes_max` bounds what
+        is applied; a part of it is for records whose objects may not be archived. `on_new_writer`
+        is called when an object of a higher epoch was applied.
         """
         self._replayed = replayed
         self._watermark = watermark
@@ -194,8 +196,8 @@ class LogApplier:
     def apply_object(self, found: Sst) -> None:
         """Apply the next WAL object, and publish it to watches.
 
-        While the object was being read, this replica may have continued behind levels that contain
-        it, or have applied its records. Then nothing, or the rest, is applied.
+        While the object was being read, this replica may have changed to levels that contain it:
+        then nothing is applied. Or it may have applied records of the object: then the rest is.
         """
         wal_id = names.parse_wal_name(found.properties.name)
         if wal_id is None:
@@ -227,9 +229,9 @@ class LogApplier:
         self._open_entry_count = count
 
     def jump(self, version: Version, *, epoch: int, logical_time_ms: int) -> None:
-        """Continue behind a version that is newer than what was applied; drop what is in memory.
+        """Continue after a version that is newer than the applied state; drop what is in memory.
 
-        The objects of the log before it may be deleted.
+        The objects that the version holds are not applied: they may be deleted.
         """
         assert version.wal_id is not None
         seq, wal_id = self._watermark.seq, self.position.next_wal_id
@@ -297,9 +299,9 @@ class LogApplier:
 async def protect_load(stored: StoredManifest, levels: VersionSet) -> None:
     """Protect the files of a load, which the next object commits, before they are read.
 
-    A manifest that is read now names them, either as a pending load or in levels that contain the
-    object. In the latter case these levels are read from now on, and the object is not needed any
-    more.
+    The newest manifest names them: as a pending load, or in levels that contain the object. A
+    snapshot of that manifest is added, and its levels are read from now on. If they contain the
+    object, it need not be applied any more.
     """
     await stored.refresh()
     await levels.follow_manifest(is_forced=True)

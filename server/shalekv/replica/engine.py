@@ -76,7 +76,7 @@ class ReplicaEngine:
         *,
         shed_views: ShedViews = shed_nothing,
     ) -> None:
-        """Begin with the levels; nothing behind them is applied yet.
+        """Begin with the levels; nothing of the log after them is applied yet.
 
         `links` reach the safekeepers that may hold the end of the log. Without them the replica
         sees only what is in the store. `shed_views` is called when the views of reads keep too much
@@ -219,7 +219,7 @@ class ReplicaEngine:
 
     @property
     def staleness_ms(self) -> int:
-        """Every write acknowledged at least so many milliseconds ago is applied."""
+        """The staleness in ms: every write acknowledged at least so long ago is applied."""
         return self.follower.staleness.age_ms
 
     @property
@@ -263,9 +263,10 @@ class ReplicaEngine:
         await self.follower.polls.next()
 
     async def explain(self, missing: ObjectNotFound, pinned: PinnedVersion) -> ShaleError:
-        """Return the reason why an object of a version that is read is missing.
+        """Return the error for an object of a version that is read and is missing.
 
-        If the version is not protected any more, later reads use another one.
+        `SnapshotNotFound` if the version is not protected any more: later reads use another one.
+        Otherwise `missing` itself: a protected object was deleted.
         """
         try:
             await self.manifest.refresh()
@@ -366,14 +367,16 @@ class ReplicaEngine:
         return view if pinned.version.is_empty else view.with_levels(pinned)
 
     def _jump(self, version: Version) -> None:
-        """Continue the log behind a version that is newer than what was applied.
+        """Continue the log after a version that is newer than the applied state.
 
-        The objects before it may be deleted.
+        The objects that the version holds are not applied: they may be deleted.
         """
         if version.wal_id is None:
             return
         log.warning(
-            "goes on behind the levels", wal_id=version.wal_id, applied=self.watermark.wal_id
+            "skipped objects of the log that the levels hold",
+            wal_id=version.wal_id,
+            applied=self.watermark.wal_id,
         )
         manifest = self.manifest.current  # which is not older than that of the version
         self.applier.jump(
@@ -384,8 +387,8 @@ class ReplicaEngine:
         """Drop from memory what the levels hold up to sequence number `seq`."""
         await self.memtable.drop_through(seq, self._clock)
         self.levels.release_dropped()
-        if self._keep_views_too_much():
-            await self._shed_views(self._keep_views_too_much)
+        if self._is_too_much_held():
+            await self._shed_views(self._is_too_much_held)
 
-    def _keep_views_too_much(self) -> bool:
+    def _is_too_much_held(self) -> bool:
         return self.memtable.held_bytes > self.held_bytes_max

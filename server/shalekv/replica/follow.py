@@ -5,14 +5,24 @@
      not there |  wait: `poll_interval_ms`, longer while nothing happens, less when a read asks
          +--+
 
-See server/docs/protocol.md, "Readers". Where safekeepers hold the log, its end comes from them, and
-the bucket is polled only while that does not work (`replica.tail`). Each poll then asks the
-safekeepers how recent the applied state is.
+See server/docs/protocol.md, "Readers". In a database with safekeepers, the newest commits come from
+them (`replica.tail`). While that works the bucket is not polled, and each poll asks the safekeepers
+how recent the applied state is.
 
-An answer of the store is valid only if nothing can have been deleted when it was given: the
-replica's own snapshot cannot have expired, or is in a manifest that was listed after the answer.
-Without a snapshot, that manifest must have compacted nothing from the slot on. Otherwise the
-version of that manifest holds more than memory, and the log continues behind it.
+A missing object has one of three meanings:
+
+- It is the end of the log. Everything that was acknowledged before the request is applied.
+- It is a gap: later objects exist, since the writer may create several at once. The replica waits
+  for the object, and its staleness grows meanwhile. It waits without limit for an object that was
+  lost, and serves reads of the older state; `fsck` reports the loss. Where the writer creates one
+  object at a time, there are no gaps, and the replica does not search for later objects.
+- It was compacted and then collected. This is possible only if the snapshot of this replica has
+  expired, or if it has none. The replica then goes on with the levels of a newer manifest, and with
+  the log after them.
+
+So an answer of the store about a slot counts only if the snapshot of this replica cannot have
+expired by its own clock, or is still in a manifest that was listed after the answer. Without a
+snapshot, such a manifest must show that nothing from the slot on is compacted.
 
 `ManifestFollower` polls the manifest meanwhile.
 """
@@ -72,8 +82,8 @@ class Follower:
     ) -> None:
         """Prepare; objects that are found are given to `applier`.
 
-        While `tail` delivers commits, the object store is not polled. None: there are no
-        safekeepers, or they cannot be reached.
+        While `tail` delivers commits, the object store is not polled. None: this replica reads the
+        object store only.
         """
         self._store = store
         self._stored = stored
@@ -89,12 +99,15 @@ class Follower:
 
     @property
     def next_wal_id(self) -> int:
-        """The slot that comes next."""
+        """The slot to apply next."""
         return self._applier.position.next_wal_id
 
     @property
     def may_leave_gaps(self) -> bool:
-        """Return whether the writer may have several objects in flight, or is not known yet."""
+        """Return whether the log in the store may have gaps.
+
+        It may if the writer may create several objects at once, or is not known yet.
+        """
         manifest = self._stored.current
         if not manifest.is_log_in_store:
             return False  # objects are archived in their order
@@ -108,18 +121,19 @@ class Follower:
 
     @property
     def _is_behind_levels(self) -> bool:
-        """Return whether the levels hold slots that were not applied and are not found in the log.
+        """Return whether the levels hold slots that were not applied.
 
-        The ids between are those that a switch to safekeepers left out.
+        At the end of the log this means that the next ids have no objects: a switch to safekeepers
+        left them out, and the log continues after the levels.
         """
         return self._stored.current.first_uncompacted_wal_id > self.next_wal_id
 
     async def note_end(self, asked_ms: float) -> None:
-        """Update the staleness: all objects that were in the store at `asked_ms` are applied.
+        """Update the staleness after a poll that has found the end of the log in the store.
 
-        `asked_ms` is a monotonic time. Where safekeepers have later records, the last object
-        determines the staleness: everything is applied that was acknowledged before its last
-        commit, by the clock of the store.
+        REQUIRES: all objects that were in the store at `asked_ms`, a monotonic time, are applied.
+        Safekeepers may have later records. Then only what was acknowledged before the last applied
+        commit is known to be applied, and the logical time of that commit determines the staleness.
         """
         if is_new_writer(self._applier.epoch, self._stored.current.writer_epoch):
             await self._stored.refresh()  # a new writer may have switched the WAL mode
@@ -152,8 +166,8 @@ class Follower:
     async def run(self) -> None:
         """Follow until cancelled.
 
-        Raises `CorruptObject` when the next object is damaged in repeated reads, `IllegalState`,
-        and as the manifest.
+        Raises `CorruptObject` when the next object is damaged in repeated reads, `IllegalState`
+        when the log was replaced by another one, and what an edit of the manifest raises.
         """
         corrupt_polls = 0
         try:
@@ -174,7 +188,10 @@ class Follower:
             self.polls.close()
 
     async def _poll(self, *, is_wanted: bool) -> None:
-        """Poll the members if a tail delivers commits, otherwise the store."""
+        """Poll the safekeepers if a tail delivers commits, otherwise the store.
+
+        `is_wanted`: a call waits for the end of this poll.
+        """
         try:
             if self.tail is not None and self.tail.is_live:
                 await self.tail.confirm(is_wanted=is_wanted)
@@ -220,8 +237,8 @@ class Follower:
     async def _free_memory(self) -> None:
         """Drop from memory what is compacted by now.
 
-        The next objects may be compacted as well, and might never fit into memory. Then the log
-        continues behind the levels that have them.
+        If the next objects are compacted as well, they are not applied, since they might never fit
+        into memory: the log continues after the levels that hold them.
         """
         manifest = await self._stored.refresh()
         if manifest.first_uncompacted_wal_id > self.next_wal_id:
@@ -255,7 +272,10 @@ class Follower:
         return found, False
 
     async def _is_answer_valid(self, first: int) -> bool:
-        """Return whether what was read from slot `first` on, or its absence, belongs to the log."""
+        """Return whether what was read from slot `first` on was not collected meanwhile.
+
+        If it may have been, go on with the levels of a newer manifest; the caller reads again.
+        """
         levels = self._levels
         if levels.is_surely_protected:
             return True
@@ -272,7 +292,10 @@ class Follower:
         return False
 
     async def _is_gap(self) -> bool:
-        """Return whether anything may be acknowledged behind the next slot, which is empty."""
+        """Return whether the next slot, which is empty, is a gap: later slots are filled.
+
+        Commits in these may be acknowledged, although they are not applied here.
+        """
         self.gaps.end_before(self.next_wal_id)
         if not self.may_leave_gaps:
             return False

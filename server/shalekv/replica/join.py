@@ -1,12 +1,13 @@
 """Joining a database as a replica (server/docs/protocol.md, "Readers").
 
 1. Read the current manifest, before the log is listed.
-2. List the log for the last contiguous object after what is compacted.
+2. List the log after the last compacted object: find the last object before the first gap.
 3. Put a snapshot into the next manifest, with that object as `wal_id_last_seen`; begin again with 1
    when another edit came first.
-4. Read the levels of that manifest, and the objects after them up to that one.
+4. Read the levels of that manifest. `ReplicaEngine.load` then reads the objects after them, up to
+   that one.
 
-Without a snapshot, step 3 is left out.
+Without a snapshot, step 3 is left out, and a collector may delete what steps 2 and 4 read.
 """
 
 from __future__ import annotations
@@ -89,9 +90,10 @@ async def join(
 async def _last_writer(
     store: CasStore, manifest: Manifest, last_wal_id: int | None
 ) -> tuple[int, int]:
-    """Epoch and logical time of the last compacted object; 0, 0 if the log continues after it.
+    """Read epoch and logical time of the last compacted object; 0, 0 if the log continues after it.
 
-    The collector keeps that object for this (server/docs/protocol.md).
+    The collector keeps that object for this (server/docs/protocol.md). If it is missing, its
+    logical time is unknown: 0.
     """
     c = manifest.wal_id_last_compacted
     if c is None or (last_wal_id is not None and last_wal_id > c):

@@ -46,7 +46,7 @@ class PollSchedule:
         self._interval.reset()
 
     def hurry(self) -> None:
-        """Poll now, and frequently for a while: a call waits for later commits."""
+        """Poll soon, and at the first interval for a while: a call waits for later commits."""
         self.speed_up()
         self._flight.asked.set()
 
@@ -83,20 +83,20 @@ class PollSchedule:
 
 
 class Staleness:
-    """The age of the applied state: everything acknowledged before that is in it.
+    """The age of the applied state: every write acknowledged longer ago than that is in it.
 
-    Times are those of the monotonic clock, which is never set back.
+    It is measured by the monotonic clock of this process, which is never set back.
     """
 
     def __init__(self, store: CasStore, settings: ReaderSettings) -> None:
-        """Begin with a state that may lack any acknowledged write."""
+        """Begin with a state of unknown age, reported as `NEVER_MS`."""
         self._clock = store.runtime.clock
         self._store_time = StoreTime(store, settings.manifest_interval_ms)
         self._fresh_at_ms = self._clock.monotonic_ms() - NEVER_MS
 
     @property
     def age_ms(self) -> int:
-        """Every write acknowledged at least so many milliseconds ago is applied."""
+        """The age in milliseconds: every write acknowledged at least so long ago is applied."""
         return math.ceil(self._clock.monotonic_ms() - self._fresh_at_ms)
 
     def mark_fresh(self, at_ms: float) -> None:
@@ -104,10 +104,10 @@ class Staleness:
         self._fresh_at_ms = max(self._fresh_at_ms, at_ms)
 
     async def mark_written(self, written_ms: int, *, asked_ms: float) -> None:
-        """Record that everything is applied that was acknowledged before two times.
+        """Record that everything acknowledged before the earlier of two times is applied.
 
         `written_ms` is a time of the store's clock, `asked_ms` one of the monotonic clock. Raises
-        `StoreUnavailable`.
+        `StoreUnavailable` when the store's clock cannot be read.
         """
         at_ms = await self._store_time.earliest_monotonic_ms(written_ms)
         self.mark_fresh(min(asked_ms, at_ms))

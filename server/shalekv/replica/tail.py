@@ -5,11 +5,12 @@
      none, or     the archive has what comes next: the replica reads the bucket meanwhile
          +--+
 
-The records of a tail are committed, whichever member sends them, and however long that member was
-cut off from the others. So a tail shows how far the log goes at least, and not how recent that is.
-For that, a majority is asked where its logs end (`protocol.tail`). When that much is applied,
-everything is applied that was acknowledged before the request. The members are those of the
-manifest, so nothing is claimed for the time after it was read last.
+The records of a tail are committed, even if the member that sends them has been cut off from the
+others. But later records may be committed that this member does not know. So a tail alone says
+nothing about freshness: for that, a majority is asked where its logs end (`protocol.tail`). Once
+everything up to that end is applied, everything acknowledged before the request is applied. The
+members are those that the manifest names, and another writer may have changed them since it was
+read. So the state is never reported as fresher than the last read of the manifest.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class RecordApplier:
     async def apply(self, record: Record) -> None:
         """Apply a record, unless it was applied meanwhile as a part of its object.
 
-        Raises errors of the store.
+        Raises `StoreError`, and what an edit of the manifest raises, when it commits a load.
         """
         found = None
         if record.payload:
@@ -96,7 +97,9 @@ class RecordApplier:
 
 
 class _Proof(NamedTuple):
-    """Proof that all acknowledged before `asked_ms` is applied once all up to `newest` is."""
+    """An answer of a majority: once all records up to `newest` are applied, so are all writes that
+    were acknowledged before `asked_ms`, a monotonic time.
+    """
 
     newest: LogEnd
     asked_ms: float
@@ -104,7 +107,7 @@ class _Proof(NamedTuple):
 
 
 class FreshnessProofs:
-    """The answers of majorities that show how fresh a state is once enough is applied."""
+    """The proofs whose records are not all applied yet."""
 
     def __init__(self, stored: StoredManifest, staleness: Staleness) -> None:
         """Begin without proofs. `staleness` is updated as they are settled."""
@@ -118,9 +121,10 @@ class FreshnessProofs:
         self._proofs = [*self._proofs[1 - PROOFS_MAX :], proof]
 
     def settle(self, position: AppliedPosition) -> None:
-        """Use the proofs for which enough is applied.
+        """Update the staleness by the proofs whose records are applied, and drop these proofs.
 
-        A proof of other members than those of the present manifest does not count.
+        `position` is how far the log is applied. A proof of other members than those of the present
+        manifest does not count.
         """
         settled = [proof for proof in self._proofs if position.holds(proof.newest)]
         if not settled:
@@ -150,7 +154,7 @@ class AvoidedMembers:
         self._clock = clock
         self._first_ms = settings.poll_interval_ms
         self._longest_ms = settings.poll_interval_idle_ms
-        self._failures: dict[bytes, int] = {}  # by member, since it was last of use
+        self._failures: dict[bytes, int] = {}  # by member, since its last tail that worked
         self._until_ms: dict[bytes, float] = {}  # by member, monotonic time
 
     def note_failure(self, member_id: bytes) -> None:
@@ -161,7 +165,7 @@ class AvoidedMembers:
         self._until_ms[member_id] = self._clock.monotonic_ms() + wait_ms
 
     def note_success(self, member_id: bytes) -> None:
-        """Forget the failures of a member; what it is avoided for now ends by itself."""
+        """Forget the failures of a member. If it is avoided now, that still lasts its time."""
         self._failures.pop(member_id, None)
 
     def current(self) -> Collection[bytes]:
@@ -179,12 +183,12 @@ class _CurrentTail:
     address: str
     scope: asyncio.Timeout  # its expiry ends the tail
     is_abandoned: bool = False
-    reported_lsn: int = 0  # the commit point that it has reported
-    due_lsn: int | None = None  # the one that it should report; None: it has reported all
-    due_since_ms: float = 0.0
+    reported_lsn: int = 0  # the last commit point that it has reported
+    due_lsn: int | None = None  # a commit point of other members that it has to report; None: none
+    due_since_ms: float = 0.0  # when `due_lsn` was set, by the monotonic clock
 
     def is_late(self, committed_lsn: int, now_ms: float, interval_ms: float) -> bool:
-        """Whether, for an interval, it has not reported a commit that others knew of."""
+        """Return whether a commit that other members know has not been reported for an interval."""
         if self.due_lsn is not None and self.reported_lsn >= self.due_lsn:
             self.due_lsn = None
         if self.due_lsn is None and self.reported_lsn < committed_lsn:
@@ -193,7 +197,7 @@ class _CurrentTail:
 
 
 class TailEnded(Exception):
-    """A tail is abandoned. The text says why; the log continues elsewhere."""
+    """A tail cannot be read on; the text says why. The log is read from another source then."""
 
 
 class TailReader:
@@ -212,8 +216,8 @@ class TailReader:
     ) -> None:
         """Prepare; `run` reads tails.
 
-        Records are given to `records`. What comes before a tail is read by `polls`, from the
-        archive.
+        Records are given to `records`. Objects that no member has any more are read from the
+        archive, by the polls of `polls`.
         """
         self._links = links
         self._stored = stored
@@ -248,8 +252,9 @@ class TailReader:
     async def confirm(self, *, is_wanted: bool) -> None:
         """Ask the members how recent the applied state is, and whether the current tail lags.
 
-        With `is_wanted` a call waits for it: the manifest is read anew, and the method waits until
-        what the members have is applied, if it arrives in time. Raises as reading a manifest.
+        With `is_wanted` a call waits for the result: the manifest is read first, and this waits
+        until the records that the members have are applied, for `ANSWER_TIMEOUT_MS` at most.
+        Raises what reading the manifest raises.
         """
         configuration = self.configuration
         if configuration is None:
@@ -272,7 +277,7 @@ class TailReader:
             await self._proofs.wait(proof)
 
     def _judge(self, configuration: Configuration, asked: MemberAnswers) -> None:
-        """Abandon a tail from which nothing more can be expected."""
+        """Abandon the tail if its member was removed, does not answer, or lags behind others."""
         current = self._current
         if current is None or current.is_abandoned or current.scope.expired():
             return
@@ -311,7 +316,7 @@ class TailReader:
             await self._clock.sleep_ms(self._settings.poll_interval_ms)
 
     async def _read_archive(self) -> None:
-        """Poll the archive, which has what comes next, or will have it soon."""
+        """Poll the archive, which has the next object, or will have it soon."""
         position = self._records.position
         await self._polls.next()
         if self._records.position == position:
@@ -447,7 +452,7 @@ async def ask_members(
 
 
 async def _ask(links: Links, member: Member, database_id: bytes) -> MemberTail | None:
-    """The log of one member; None: it does not answer, or is another member now."""
+    """Ask one member for its log; None: no answer, or another member is at its address now."""
     try:
         status = await links.status(member.address, database_id)
     except (LinkBroken, ShaleError):
