@@ -1,8 +1,12 @@
 """Catching up: watches read the WAL from the store until they reach the feed, and then follow it.
 
-Watches of one stream that have to read at the same time share a pass, which reads each object once.
-When nothing is left to read, they join the feed. No other task runs between this check and the
-joining, so no commit is missed and none is published twice.
+A watch catches up if it begins at an old commit, or if its client took replies so slowly that it
+had to leave the feed. Watches of one stream that catch up at the same time share a pass, which
+reads each object once. When nothing is left to read, they join the feed. No other task runs between
+this check and the joining, so no commit is missed and none is published twice.
+
+The previous value of a key is that before a change. A pass finds it among the changes that it has
+read, or else in the levels, once it has read everything after them.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ READING_PASSES_MAX = 4  # passes that hold WAL objects in memory at the same tim
 PUBLISH_TIMEOUT_S = 1.0
 # When an object is gone that one watch needs, the others may not need it: they try again, so often.
 ATTEMPTS_MAX = 3
-REPLAYED_BYTES_MAX = 32 << 20  # entries that one pass remembers as values before later changes
+REPLAYED_BYTES_MAX = 32 << 20  # entries that one pass remembers as previous values
 
 
 class CatchUpWatch(Watcher, Protocol):
@@ -37,7 +41,7 @@ class CatchUpWatch(Watcher, Protocol):
 
     @property
     def next_seq(self) -> int:
-        """The first commit that was not published to it. Earlier ones are not published again."""
+        """The first commit that is not published to it yet."""
         ...
 
     @property
@@ -46,7 +50,7 @@ class CatchUpWatch(Watcher, Protocol):
         ...
 
     async def publish_when_free(self, event: ChangeEvent) -> None:
-        """Wait for space, then accept the event as `publish` does."""
+        """Wait for space in the queue, then accept the event."""
         ...
 
     def report_opened(self) -> None:
@@ -54,7 +58,7 @@ class CatchUpWatch(Watcher, Protocol):
         ...
 
     def caught_up(self, position: FeedPosition) -> None:
-        """Note that everything up to `position` was published, and that the feed follows."""
+        """Record that everything up to `position` was published; the rest comes from the feed."""
         ...
 
     def fail(self, error: ShaleError) -> None:
@@ -69,13 +73,13 @@ class CatchUp:
         self,
         feed: CommitFeed,
         history: History,
-        hold: Callable[[], PinnedVersion | None],
+        current_version: Callable[[], PinnedVersion | None],
         clock: Clock,
     ) -> None:
-        """`hold` returns the current version, whose objects are kept while it is referenced."""
+        """`current_version` returns a version whose SSTs are kept while it is referenced."""
         self._feed = feed
         self._history = history
-        self._hold = hold
+        self._current_version = current_version
         self._clock = clock
         self._reading = asyncio.Semaphore(READING_PASSES_MAX)
 
@@ -87,8 +91,9 @@ class CatchUp:
     ) -> None:
         """Publish the WAL from `first_wal_id` on to the watches, until they follow the feed.
 
-        None: from the slot where the first of them begins. `wait_for_space` is awaited before each
-        read. Returns when each watch follows the feed, has fallen behind again, or has failed.
+        None: from the slot that has the first of their next commits. `wait_for_space` is awaited
+        before each read. Returns when each watch follows the feed, has fallen behind again, or has
+        failed.
         """
         left, attempts = [*watches], 0
         while left:
@@ -98,7 +103,7 @@ class CatchUp:
                     first_wal_id, left = await self._located(left)
                 for watch in left:
                     watch.report_opened()
-                wal_pass = _WalPass(left, self._hold(), self._history, self._clock)
+                wal_pass = _WalPass(left, self._current_version(), self._history, self._clock)
                 await self._read(wal_pass, wal_pass.start(first_wal_id), wait_for_space)
             except ShaleError as error:
                 left = await self._failed(error, left, is_last=attempts == ATTEMPTS_MAX)
@@ -234,13 +239,13 @@ class _WalPass:
     def start(self, wal_id: int) -> int:
         """Return the slot to begin at, for commits from slot `wal_id` on.
 
-        Values before need all objects after the levels, even those before `wal_id`.
+        Previous values need all objects after the levels, even those before `wal_id`.
         """
         return min(wal_id, self._levels_end) if self._subscriptions.wants_previous else wal_id
 
     @property
     def wants_previous(self) -> bool:
-        """Return whether any of them wants the values before."""
+        """Return whether any of the watches wants previous values."""
         return self._subscriptions.wants_previous
 
     def open_watches(self) -> list[CatchUpWatch]:
@@ -258,7 +263,7 @@ class _WalPass:
 
         REQUIRES: it holds no load. If it is cancelled, the pass must publish nothing more.
         """
-        self._pass_levels(obj.wal_id)
+        self._use_levels_before(obj.wal_id)
         prior = self._replayed if self._subscriptions.wants_previous else None
         for watchers, events in [*self._subscriptions.events_of(obj, prior)]:
             for event in events:
@@ -269,13 +274,13 @@ class _WalPass:
 
     async def publish_load(self, load: CommittedLoad) -> None:
         """Publish the entries of a load, topic by topic."""
-        self._pass_levels(load.wal_id)
+        self._use_levels_before(load.wal_id)
         for topic in self._subscriptions.topics_of_load(load):
             await self._publish_topic(load, topic)
         self._replayed.add_pending()
 
-    def _pass_levels(self, wal_id: int) -> None:
-        """Use the levels for values before, once the pass has reached their end."""
+    def _use_levels_before(self, wal_id: int) -> None:
+        """Take previous values from the levels if slot `wal_id`, the next one, comes after them."""
         if wal_id >= self._levels_end and not self._uses_base:
             self._replayed.use_base()
             self._uses_base = True

@@ -27,7 +27,7 @@ class AppliedObject:
 
 
 class Unresolved(enum.Enum):
-    """The reason for which a change event does not hold the value before a change."""
+    """The reason for which a change event does not hold the previous value of a key."""
 
     UNREAD = 1  # the levels have to be read: they may hold it
     UNKNOWN = 2  # it cannot be determined any more

@@ -139,9 +139,9 @@ def holder_of(consumer: str) -> str:
 class WatchConsumer:
     """The progress of the consumer of an open watch, and the renewal of its lease.
 
-    A lease protects whole WAL objects, while a consumer acknowledges commits: the object of the
-    last acknowledged commit is kept. The lease is not moved on at each acknowledgement, since that
-    edits the manifest, but when `is_due`.
+    A lease keeps whole WAL objects, while a consumer acknowledges commits. So the object of the
+    last acknowledged commit is kept as well. Moving the lease on edits the manifest, so this is not
+    done at each acknowledgement, but when `is_due`.
     """
 
     def __init__(self, leases: ConsumerLeases, name: str, ttl_s: int, clock: Clock) -> None:

@@ -1,8 +1,11 @@
-"""The commit feed: publishes commits to watches at the moment they become part of the prefix.
+"""The commit feed: publishes each commit to the watches when it and all before it are durable.
 
-The engine calls `CommitFeed.applied` for each WAL object that it applies, in slot order; it may
-skip the call while `is_idle`. A published commit is never taken back: only commits that are
-durable, with no gap before them, reach the feed.
+Such commits are the *prefix* of the log; a published commit is never taken back. The engine calls
+`CommitFeed.applied` for each WAL object that it adds to the prefix, in slot order; it may skip the
+call while `is_idle`.
+
+A watch that cannot accept a commit leaves the feed and reads the WAL (`watch.catch_up`), so a slow
+client delays neither the engine nor other watches.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ KEPT_BYTES_MAX = 8 << 20  # reading takes milliseconds; if more is applied meanw
 class RecentCommits:
     """The objects that were applied after commit `seq`, for watches that are catching up.
 
-    While commits never pause, a watch that reads the log would stay behind by the few commits
-    that came during its last read. The feed keeps these, and publishes them at once when the watch
+    Without a pause between commits, a watch that reads the log would never reach its end: some
+    commits come during each read. The feed keeps these, and publishes them at once when the watch
     has read everything before them.
     """
 
@@ -36,7 +39,7 @@ class RecentCommits:
         self._size_bytes = 0
 
     def add(self, obj: AppliedObject, before: ReadView | None) -> None:
-        """Keep the next applied object. A load has to be read, so keeping begins again after it."""
+        """Keep the next applied object. A load is in SSTs, so recording restarts after it."""
         size_bytes = changes_bytes(obj.points) + changes_bytes(obj.range_tombstones)
         if obj.load is not None or self._size_bytes + size_bytes > KEPT_BYTES_MAX:
             self.restart(obj.max_seq)
@@ -73,7 +76,7 @@ class FeedPosition(NamedTuple):
 
 
 class CommitFeed:
-    """The watches that follow the prefix of one engine."""
+    """Publishes the prefix of one engine to the watches that follow it."""
 
     def __init__(self, position: Callable[[], FeedPosition]) -> None:
         """`position` returns the current position of the prefix."""
@@ -170,7 +173,8 @@ class CommitFeed:
     def jumped(self, seq: int, wal_id: int) -> None:
         """Make all watchers read the WAL after commit `seq`, from slot `wal_id` on.
 
-        Called when a replica that was away for long has skipped objects, which the levels hold.
+        Called when a replica has skipped objects of the log that the levels hold, because they may
+        be deleted. A watch that needs one that is deleted fails with `WalCollected`.
         """
         for recent in self._recent:
             recent.restart(self._position().seq)

@@ -1,7 +1,8 @@
 """Reading past commits from the WAL: which are still there, in which slots, and their contents.
 
-All WAL objects after those that the levels hold are in the store. Of the older ones the collector
-may delete any at any moment; a watch that needs one that is gone cannot be served.
+WAL objects that are not compacted are never deleted. Compacted ones may be deleted at any moment,
+unless the lease of a consumer or the retention of the collector keeps them. A watch that needs an
+object that is gone fails with `WalCollected`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class SeenManifest(Protocol):
 
 
 class History:
-    """The WAL of one database: the objects in the store, and those on their way there."""
+    """The WAL of one database: objects in the store, and those that only safekeepers have yet."""
 
     def __init__(
         self,
@@ -76,14 +77,14 @@ class History:
         ssts: LevelSsts,
         *,
         database_id: bytes,
-        held: Callable[[int], Awaitable[Sst | None]] | None = None,
+        unarchived: Callable[[int], Awaitable[Sst | None]] | None = None,
     ) -> None:
         """`ssts` reads the SSTs of loads.
 
-        `held` returns the known contents of an object that may not be in the store yet, and may
-        still grow; None: the object is in the store.
+        `unarchived` returns the known contents of an object that may not be archived by safekeepers
+        yet, and may still grow; None: the object is in the store.
         """
-        self._held = held
+        self._unarchived = unarchived
         self._database_id = database_id
         self._store = store
         self._manifest = manifest
@@ -91,7 +92,7 @@ class History:
         self._left_out: Sequence[range] = ()  # ids without objects, by the last manifest read
 
     async def locate(self, start_seq: int, last_wal_id: int) -> int:
-        """Find a slot with all commits from `start_seq` on in it or later, and with few others.
+        """Find the slot from which to read, to find all commits from `start_seq` on.
 
         Searches the slots up to `last_wal_id`, which was filled. Raises `WalCollected` when not
         all commits from `start_seq` on are left, `CorruptObject`, and what the manifest raises.
@@ -108,15 +109,15 @@ class History:
     def next_slot(self, wal_id: int) -> int:
         """Return the first slot from this one on that is part of the log.
 
-        Ids that the log leaves out are skipped, as known from the last manifest read here.
+        Ids that a switch to safekeepers left out are skipped, by the last manifest read here.
         """
         return next((each.stop for each in self._left_out if wal_id in each), wal_id)
 
     async def read(self, slots: range) -> Sequence[AppliedObject]:
         """Read the objects in these slots, in order, without fences.
 
-        REQUIRES: each was filled, or is left out of the log. Raises `CorruptObject`,
-        `StoreUnavailable`, and `ObjectNotFound` when one is gone.
+        REQUIRES: each was filled, or was left out by a switch to safekeepers. Raises
+        `CorruptObject`, `StoreUnavailable`, and `ObjectNotFound` when one is gone.
         """
         async with asyncio.TaskGroup() as tasks:
             reading = [tasks.create_task(self._read_slot(wal_id)) for wal_id in slots]
@@ -136,7 +137,7 @@ class History:
         return found
 
     async def _read_slot(self, wal_id: int) -> Sst | ShaleError:
-        held = None if self._held is None else await self._held(wal_id)
+        held = None if self._unarchived is None else await self._unarchived(wal_id)
         return held or await read_slot(self._store, wal_id, self._database_id)
 
     async def first_seq(self, slots: range) -> int:
@@ -192,7 +193,7 @@ class History:
         return manifest
 
     async def _is_of_clone(self, sizes: Mapping[int, int]) -> bool:
-        """Return whether this database is a clone: the commits it took over are not in its log."""
+        """Return whether this database is a clone: its log lacks the commits of its parent."""
         first = await self._footer(FIRST_SLOT, sizes)
         return first.properties.write_id == first_write_id(self._database_id)
 
@@ -242,7 +243,7 @@ class History:
     async def _footer(self, wal_id: int, sizes: Mapping[int, int]) -> Footer:
         name = names.wal_name(wal_id)
         if wal_id not in sizes:
-            held = None if self._held is None else await self._held(wal_id)
+            held = None if self._unarchived is None else await self._unarchived(wal_id)
             if held is not None:
                 return held.footer
             raise ObjectNotFound(self._store.url, "list", name, "is not listed")

@@ -1,4 +1,4 @@
-"""Values before a change: from the same WAL object, or from the state before that object."""
+"""Previous values of changed keys: from the same WAL object, or from the state before it."""
 
 from __future__ import annotations
 
@@ -52,15 +52,17 @@ class ViewBefore:
 
 
 class ReplayedState:
-    """The state before a WAL object, as far as the WAL objects replayed so far determine it.
+    """The state before a WAL object, made by replaying the objects before that.
 
-    A key that was not replayed is in the base version, if everything after that was replayed.
+    Keys that were not replayed are read from a version of the levels, the base, if every object
+    after the base was replayed. Otherwise their previous values are unknown.
     """
 
     def __init__(self, base: PinnedVersion | None, *, size_bytes_max: int) -> None:
         """`base` is not read before `use_base` was called.
 
-        When the replayed entries take more than `size_bytes_max`, they and `base` are forgotten.
+        When the replayed entries take more than `size_bytes_max` bytes, they and `base` are
+        dropped: previous values are unknown from then on, except those replayed later.
         """
         self._base = base
         self._known: dict[bytes, Entry] = {}
@@ -72,7 +74,7 @@ class ReplayedState:
         self.pinned: PinnedVersion | None = None
 
     def use_base(self) -> None:
-        """Read keys that were not replayed from the base.
+        """Read keys that were not replayed from the base from now on.
 
         REQUIRES: the replay has reached the end of the base, and began at or before it.
         """
@@ -129,7 +131,7 @@ class ReplayedState:
 
 
 class ObjectPriorValues:
-    """The values before the changes of one WAL object: from itself, else from the prior state."""
+    """The previous values for the changes of one WAL object: from itself, else from `prior`."""
 
     def __init__(self, obj: AppliedObject, prior: PriorState) -> None:
         """`prior` is the state before the object."""
@@ -138,7 +140,7 @@ class ObjectPriorValues:
         self._prior = prior
 
     def previous(self, at: int) -> Previous:
-        """Return the value before point `at` of the object."""
+        """Return the previous value of the key that point `at` of the object changes."""
         entry = self._points[at]
         older: Entry | None = None
         if at + 1 < len(self._points) and self._points[at + 1].key == entry.key:
@@ -162,7 +164,7 @@ class ObjectPriorValues:
 
 
 async def read_previous(events: Sequence[ChangeEvent]) -> None:
-    """Read the values before these events that are `UNREAD` from the levels.
+    """Read from the levels the previous values of these events that are `UNREAD`.
 
     Values that cannot be read any more become `UNKNOWN`. Raises `CorruptObject`.
     """

@@ -1,7 +1,7 @@
 """The queue of replies that the client of one stream of watches has not yet taken, in order.
 
-A queue holds at most its bound plus one commit, or one part of a commit: publishers check for space
-before they add one.
+Publishers check for space before they add a commit. So a queue exceeds its limit of bytes by at
+most one commit, or one part of a commit, and by replies without a commit, which are small.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shalekv.watch.previous import read_previous
 from shalekv.watch.watch import Watch
 
 EVENT_BYTES = 400  # memory for a reply without a commit
-READ_AHEAD_COMMITS = 64  # queued commits whose values before are read together
+READ_AHEAD_COMMITS = 64  # queued commits whose previous values are read together
 CHANGE_FRAME_BYTES = 16  # for the tag and length of a change in a commit
 _COMMIT_TAG = b"\x22"  # field 4 of WatchReply, length-delimited
 _LOW_BITS = 0x7F  # the payload of each byte of a varint
@@ -95,11 +95,11 @@ class WatchQueue:
             await self._space_freed.wait()
 
     async def wait_until_half_free(self) -> None:
-        """Wait until half of the queue is free, so that a read from the store is worth while."""
+        """Wait until half of the queue is free: less is not worth a read from the store."""
         await self.wait_for_space(self._stream_bytes_max // 2)
 
     def stalled_ms(self) -> float:
-        """Return for how long the client has not taken the reply that is offered to it."""
+        """Return for how long the client has not taken the next reply; 0: it waits for one."""
         since_ms = self._untaken_since_ms
         return 0.0 if since_ms is None else self._clock.monotonic_ms() - since_ms
 
@@ -175,7 +175,7 @@ class WatchQueue:
             self._budget.count(more_bytes)
 
     async def _read_previous(self) -> None:
-        """Read the values before for the next commits, where they are in the levels."""
+        """Read from the levels the previous values that the next commits need."""
         if not _is_unread(self._queued[0]):
             return
         unread = [
@@ -205,7 +205,7 @@ def commit_replies(
     """Encode a commit as replies: several if it does not fit into one message.
 
     The commit is encoded once for all watches that report it, unless it takes several messages.
-    A value before that has expired at `now_ms` is left out. REQUIRES: none is `UNREAD`.
+    A previous value that has expired at `now_ms` is left out. REQUIRES: none is `UNREAD`.
     """
     frame = kv_pb2.WatchReply(header=header, watch_id=watch_id).SerializeToString()
     for body in _bodies(commit, now_ms):
@@ -261,7 +261,7 @@ def _change(entry: Entry) -> kv_pb2.WatchChange:
 
 
 def _set_previous(change: kv_pb2.WatchChange, previous: Previous, now_ms: int) -> None:
-    """Set the value before; report it as unknown if it does not fit beside the new value."""
+    """Set the previous value; report it as unknown if it does not fit beside the new one."""
     if isinstance(previous, Unresolved):
         change.previous_unknown = True
         return

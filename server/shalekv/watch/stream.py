@@ -1,7 +1,16 @@
 """`KV.Watch`: the streams of a process and the watches of each, from their opening to their end.
 
-`Watches` opens a `WatchStream` for each RPC. A stream answers requests and queues replies, and its
-`StreamTasks` do in the background what takes time. `WatchRegistry` holds what all streams share.
+`Watches` opens a `WatchStream` for each RPC. A stream answers requests and queues replies; its
+`StreamTasks` do the rest in the background. `WatchRegistry` is what all streams of a process share.
+
+A slow client: when the queue of its stream is full, its watches leave the feed and read the WAL
+whenever half of the queue is free. If the client takes no reply for `watch_stalled_ms`, its watches
+end with `WatchTooSlow`, which has the commit to resume at.
+
+Resuming: a client opens a new watch with `start_seq`, the commit after the last one that it has
+processed. If the WAL objects from there on are deleted, the watch ends with `WalCollected`. A watch
+with a consumer may leave `start_seq` out: the lease of the consumer keeps the WAL from the object
+of its last acknowledged commit on. The watch begins there, so some commits may be repeated.
 """
 
 from __future__ import annotations
@@ -55,7 +64,7 @@ log = structlog.get_logger()
 
 
 class OpenConsumers:
-    """The consumers of the open watches of one process; each has one watch."""
+    """The consumers of the open watches of one process: at most one watch for each name."""
 
     def __init__(
         self,
@@ -117,7 +126,7 @@ class OpenConsumers:
 
 
 class WatchRegistry:
-    """The open watches of one process: where their commits come from, bounds, consumers, counts."""
+    """The state that all streams of one process share: feed, consumers, limits and counts."""
 
     def __init__(
         self,
@@ -198,7 +207,11 @@ class StreamTasks:
         self._fell_behind.set()
 
     async def _run_catch_up(self) -> None:
-        """Start a pass for watches that fell behind, and one for those that begin in the past."""
+        """Whenever half of the queue is free, start passes for the watches that are behind.
+
+        Watches that fell behind know their slot and share one pass. Those that begin at an old
+        commit have to find their slot, and share another one.
+        """
         while True:
             await self._fell_behind.wait()
             await self._queue.wait_until_half_free()
@@ -243,7 +256,10 @@ class StreamTasks:
             self._close_watch(watch, error)
 
     def _cut(self) -> None:
-        """Drop the queue and close all watches, since the client has taken nothing for too long."""
+        """End all watches with `WatchTooSlow`: the client has taken nothing for too long.
+
+        Queued commits are dropped. The error of each watch has the commit to resume at.
+        """
         dropped = self._queue.drop()
         problem = f"nothing was taken for {STALLED_MS} ms"
         for watch in [*self._watches.values()]:
@@ -295,7 +311,10 @@ class WatchStream:
         return self._queue.replies()
 
     def refuse(self, error: ShaleError) -> None:
-        """Close all watches now, drop their commits, and end the stream with `error`."""
+        """Close all watches now, drop their commits, and end the stream with `error`.
+
+        Called when this process stops serving.
+        """
         self._is_refused = True
         self._queue.drop()
         self._end_all(error)
@@ -309,7 +328,10 @@ class WatchStream:
         self._registry.streams.pop(self, None)
 
     async def leave(self) -> None:
-        """Move the leases of the stream's former consumers on to what they have acknowledged."""
+        """Move the leases of consumers whose watches ended on to what they have acknowledged.
+
+        Called after the stream has ended.
+        """
         for consumer in [*self._leaving]:
             await self._leave(consumer)
 
@@ -486,21 +508,22 @@ class Watches:
         settings: WatchSettings,
         clock: Clock,
         *,
-        hold: Callable[[], PinnedVersion],
+        current_version: Callable[[], PinnedVersion],
         header: Callable[[int, int | None], kv_pb2.ReplyHeader],
         now_ms: Callable[[], int],
         watched_range: WatchedRange,
         leases: ConsumerLeases | None = None,
     ) -> None:
-        """`hold` returns the current version; `header` makes the header of a reply for a commit and
-        a WAL object; `now_ms` is logical time. Without `leases`, no watch can have a consumer.
+        """`current_version` returns the levels that new reads use. `header` makes the header of a
+        reply for a commit and a WAL object. `now_ms` returns logical time. Without `leases`, no
+        watch can have a consumer.
         """
         self._settings = settings
         self._clock = clock
         self._header = header
         self._now_ms = now_ms
         self._feed = feed
-        catch_up = CatchUp(feed, history, hold, clock)
+        catch_up = CatchUp(feed, history, current_version, clock)
         consumers = OpenConsumers(leases, feed, history, clock, settings.consumer_lease_ttl_s)
         self._registry = WatchRegistry(feed, catch_up, consumers, settings, clock, watched_range)
 

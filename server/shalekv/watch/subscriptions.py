@@ -22,13 +22,13 @@ class Watcher(Protocol):
 
     @property
     def wants_previous(self) -> bool:
-        """Return whether its change events include the values before. Never changes."""
+        """Return whether its change events include previous values. Never changes."""
         ...
 
     def publish(self, event: ChangeEvent) -> bool:
         """Accept the next commit to the range; return whether the watcher accepts more.
 
-        It neither waits nor raises. A watcher that has fallen behind returns False, and has left
+        It neither waits nor raises. A watcher whose queue has no space returns False, and has left
         the feed.
         """
         ...
@@ -49,7 +49,7 @@ class Topic(Generic[W]):
     def __init__(self, keys: KeyRange) -> None:
         """Create a topic without watchers."""
         self.keys = keys
-        self.watchers: dict[W, None] = {}  # without the values before, in the order of joining
+        self.watchers: dict[W, None] = {}  # without previous values, in the order of joining
         self.watchers_with_previous: dict[W, None] = {}  # in the order of joining
 
     @property
@@ -78,7 +78,7 @@ class Subscriptions(Generic[W]):
 
     @property
     def wants_previous(self) -> bool:
-        """Return whether any watcher wants the values before."""
+        """Return whether any watcher wants previous values."""
         return self._with_previous_count > 0
 
     @property
@@ -125,7 +125,7 @@ class Subscriptions(Generic[W]):
     ) -> Iterator[tuple[Sequence[W], list[ChangeEvent]]]:
         """Yield groups of watchers, with the events that the object has for them, by commit.
 
-        `prior` is the state before the object, needed if any watcher wants the values before. The
+        `prior` is the state before the object, needed if any watcher wants previous values. The
         commit of a load yields nothing.
         """
         values = None if prior is None else ObjectPriorValues(obj, prior)

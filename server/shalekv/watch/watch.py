@@ -1,4 +1,14 @@
-"""One watch of a stream: its state, and the position up to which it has reported commits."""
+"""One watch of a stream: its state, and the position up to which it has reported commits.
+
+    OPENING ---> FOLLOWING (commits come from the feed)
+       |           |  ^
+       |   no space|  | caught up
+       v           v  |
+      BEHIND (commits are read from the WAL, while the queue has space)
+
+Each state may change to OVER: the client cancels, the client takes nothing for too long, a commit
+cannot be read any more, or the process stops serving.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +111,7 @@ class Watch:
     def publish(self, event: ChangeEvent) -> bool:
         """Queue the next commit from the feed.
 
-        Return False if there is no space: then the watch has left the feed.
+        Return False if there is no space: then the watch has left the feed, and reads the WAL.
         """
         if event.seq < self.next_seq:
             return True

@@ -177,7 +177,7 @@ def watches_of(writer: Serving, clock: Clock, **settings: Any) -> Watches:
         History(cas, manifest, engine.levels.ssts, database_id=database_id),
         watching,
         clock,
-        hold=lambda: engine.levels.current,
+        current_version=lambda: engine.levels.current,
         header=writer.kv.header,
         now_ms=engine.time.now_ms,
         watched_range=watched_range,
