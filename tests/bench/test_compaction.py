@@ -19,7 +19,7 @@ from shalekv.settings import MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.bench.sizes import sized
-from tests.kit.engine.compaction import AUTHOR, whole_part
+from tests.kit.engine.compaction import OWNER, whole_part
 from tests.kit.inline_runtime import InlineWorkers
 
 RUNS = 4
@@ -50,7 +50,7 @@ async def test_merge_of_levels(codec: LevelCodec) -> None:
     pace = TokenBucket(store.runtime.clock, 0)
     random, sources = Random(7), []
     for run in range(RUNS):
-        writer = LevelWriter(store, AUTHOR, levels, pace)
+        writer = LevelWriter(store, OWNER, levels, pace)
         sst = writer.begin()
         columns = rows(random, RUNS - run)
         for start in range(0, ENTRIES, 1000):

@@ -5,7 +5,7 @@ all SSTs derive from it, so no SST is collected before the load is committed, wh
 wrote it. An SST that is written twice, too late, or for a load that fails is referenced by no
 commit: it is an orphan, which the collector deletes when the lease is gone.
 
-`commit_by_opening` commits a load where no writer serves, by opening the database as one.
+`commit_by_opening` commits a load where no writer serves: it opens the database as its writer.
 """
 
 from __future__ import annotations
@@ -72,10 +72,12 @@ log = structlog.get_logger()
 async def committed_seq(store: CasStore, stored: StoredManifest, load_id: str) -> int | None:
     """Find the sequence number of a load, or of a later batch of its stream; None: not committed.
 
-    A load is registered in the manifest as pending before its record is written to the log, and
-    stays pending until the record is compacted. So the log is read only if the load, or a later one
-    of its stream, is pending. Being pending does not mean that it is committed: its writer may have
-    died before the record. Raises as `StoredManifest.refresh` and `replay`.
+    The batches of a stream are loads with ids ``<stream>-<number>``, committed in this order
+    (`protocol.loads`). A load is registered in the manifest as pending before its record is written
+    to the log, and stays pending until the record is compacted. So the log is read only if the
+    load, or a later one of its stream, is pending. A pending load is not always committed: its
+    writer may have died before it wrote the record. Raises as `StoredManifest.refresh` and
+    `read_slot`.
     """
     while True:
         manifest = await stored.refresh()
@@ -132,7 +134,7 @@ class RowLimits(Protocol):
 
 
 def check_rows(rows: Columns, limits: RowLimits, first_row: int, last_key: bytes) -> None:
-    """Raise `InvalidRequest`, which names the row and its key, unless these are valid next rows.
+    """Check the next rows of a load. Raises `InvalidRequest`, which names the row and its key.
 
     `first_row` is the number of the first of them in the load; `last_key` is the key of the row
     before, empty if there is none. REQUIRES: there is a row. Takes about 150 ns for each row.
@@ -224,7 +226,7 @@ def _bad_kind(rows: Columns) -> tuple[int, str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadTicket:
-    """The parameters with which any process writes files of a load."""
+    """The parameters of the SSTs of a load, for all processes that write some of them."""
 
     database_id: bytes
     load_id: str

@@ -3,6 +3,9 @@
     claim an id --> pin the SSTs where they are, for an hour --> merge the WAL into own SSTs
     --> manifest 0: the clone exists --> let the pins never expire
 
+A *pin* is a snapshot in another database that keeps the SSTs which the clone reads there. Such a
+database is an *origin* of the clone: the parent, and if that is a clone itself, its origins.
+
 A crash before manifest 0 leaves no database: only an object from which the next attempt goes on,
 SSTs that the collector of a clone deletes, and pins that expire. A crash after it is repaired by
 the next attempt, and by any process of the clone that starts (`check_pins`). If neither happens
@@ -88,10 +91,10 @@ log = structlog.get_logger()
 async def claim_id(store: CasStore) -> bytes:
     """Fill the first slot of the clone's WAL; return the id of the clone made in this store.
 
-    The object in that slot is empty but for the id. All processes that make a clone at one URL, at
-    once or after a crash, find the same id there, and make the same clone. Raises `IllegalState` if
-    another object is in the WAL: the manifests of another database are lost. REQUIRES: no manifest
-    was found before.
+    The object in that slot has the id, and no entries. All processes that make a clone at one URL,
+    at once or after a crash, find the same id there, and make the same clone. Raises `IllegalState`
+    if another object is in the WAL: the manifests of another database are lost. REQUIRES: no
+    manifest was found before.
     """
     async for info in store.list(names.WAL_FOLDER):
         wal_id = names.parse_wal_name(info.name)
@@ -188,8 +191,8 @@ async def _snapshot(store: CasStore, snapshot_ref: str, name: str) -> Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class MergedTail:
-    """The levels of the parent with its WAL merged."""
+class MergedWal:
+    """The levels of the parent, with its WAL merged into them."""
 
     manifest: Manifest  # the parent's, as if its whole WAL were compacted
     own_ids: frozenset[bytes]  # the SSTs that belong to the clone
@@ -197,7 +200,7 @@ class MergedTail:
     wal_objects: int
 
 
-async def merge_tail(
+async def merge_parent_wal(
     parent: CasStore,
     target: CasStore,
     manifest: Manifest,
@@ -206,8 +209,8 @@ async def merge_tail(
     levels: LevelSettings,
     keep_alive: Callable[[], Awaitable[None]],
     memory_bytes: int = _MEMORY_BYTES,
-) -> MergedTail:
-    """Merge the WAL after c, up to the last object that this manifest of the parent has seen.
+) -> MergedWal:
+    """Merge what the parent has not compacted, up to the `wal_id_last_seen` of this manifest.
 
     `keep_alive` is awaited before each merge. Raises what reading the WAL and creating SSTs raises.
     """
@@ -235,7 +238,7 @@ async def merge_tail(
         ids.update(info.id for info in written(outcome.result))
         own_bytes += outcome.written_bytes
         slots = range(merged.first_uncompacted_wal_id, slots.stop)
-    return MergedTail(merged, frozenset(ids), own_bytes, merged.first_uncompacted_wal_id - first)
+    return MergedWal(merged, frozenset(ids), own_bytes, merged.first_uncompacted_wal_id - first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +300,7 @@ class CloneJob:
         try:
             pins = await own_pins.pin_origins(origins, shared)
             parent = Parent(shared, self._parent.url, pin.id, pins)
-            merged = await merge_tail(
+            merged = await merge_parent_wal(
                 self._parent,
                 self._cas,
                 shared,

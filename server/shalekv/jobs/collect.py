@@ -1,12 +1,20 @@
-"""The collection of garbage: list, judge, publish, delete, in this order (rule F3).
+"""The collection of garbage: list, publish, judge, delete, in this order (rule F3).
 
-`protocol.retention` decides what may be deleted: an object is kept if the current manifest, the
-manifest of a snapshot, or a lease needs it. This module lists the objects, reads the manifests that
-snapshots name, publishes a manifest without the snapshots that have expired, and then deletes.
+1. List all objects.
+2. Publish a manifest without the snapshots and leases that have expired. This edit is left out if
+   the current manifest allows the same deletions already (`is_edit_needed`).
+3. Judge the listed objects by that manifest (`protocol.retention`). An object is kept if the
+   manifest, the manifest of a snapshot in it, or a lease in it needs it. Also kept are fences (F1),
+   objects younger than `collect_age_s`, and the compacted WAL that is retained for watches.
+4. Delete the others.
 
-A crash after any step leaves a correct database: nothing is deleted that the manifest published
-before still needs, and the next collection finds the rest of the garbage. Two collectors that run
-at once delete the same objects.
+No other process deletes objects of these three kinds (manifests, WAL objects, SSTs). A new SST is
+protected by the lease from which its id derives, until an edit of the manifest references it; that
+edit requires that the lease is still there.
+
+A crash after any step leaves a correct database: nothing is deleted that the published manifest
+needs, and the next collection finds the rest of the garbage. Two collectors that run at once delete
+the same objects.
 """
 
 from __future__ import annotations
@@ -105,8 +113,8 @@ class CollectReport:
     kept: Mapping[tuple[Folder, Reason], Amount]
 
     @classmethod
-    def on(cls, plan: CollectionPlan) -> CollectReport:
-        """Make the report of a plan that is carried out completely."""
+    def of(cls, plan: CollectionPlan) -> CollectReport:
+        """Return the report of a plan, as if all its garbage is deleted."""
         deleted: dict[Folder, list[int]] = {}  # sizes
         kept: dict[tuple[Folder, Reason], list[int]] = {}
         for judged in plan.objects:
@@ -234,10 +242,11 @@ async def release_origins(
 ) -> None:
     """Remove the snapshots in the origins of a clone that no active manifest needs any more.
 
-    `live` are the objects of all active manifests. In each origin, the snapshot is removed first;
-    the entry in the own manifest that names it is removed last, so that a crash leads to another
-    attempt. What cannot be removed now is left to the next collection. Raises what an edit of the
-    own manifest raises.
+    An origin is a database whose SSTs the clone reads; a snapshot there keeps them. `live` are the
+    objects of all active manifests of the clone. The snapshot is removed first, and the entry in
+    the manifest of the clone that names it last, so that a crash leads to another attempt. What
+    cannot be removed now is left to the next collection. Raises what an edit of the clone's
+    manifest raises.
     """
     readable = {each.manifest_id for each in manifest.snapshots if not each.ssts_only}
     readable.add(manifest.manifest_id)
@@ -330,7 +339,7 @@ class CollectJob:
         if plan.manifest.origins:
             live = await self._active.live_objects(plan.manifest, survey.listing)
             await release_origins(self._store, stored, plan.manifest, live)
-        return CollectReport.on(plan)
+        return CollectReport.of(plan)
 
     async def _survey(self, stored: StoredManifest) -> _Survey:
         now_ms = await self._store.now_ms()
@@ -379,7 +388,10 @@ class CollectJob:
         return await run(retained_from, manifest, listing, cutoffs.wal)
 
     async def _is_collected(self, manifest: Manifest, survey: _Survey) -> IsCollected:
-        """Return a function that says whether the rules allow a missing object to be deleted."""
+        """Return a function that tells whether a missing object may have been collected.
+
+        `ObjectStore.repair` then removes the records of its creation, and does not complete that.
+        """
         live = await self._active.live_objects(manifest, survey.listing)
         retention = cache(lambda: Retention(manifest, live, survey.cutoffs))  # few stores call this
 

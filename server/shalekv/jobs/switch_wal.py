@@ -1,15 +1,17 @@
 """Switching the WAL between the object store and safekeepers, without losing a write (CE15).
 
-To safekeepers: the log is opened as usual, which puts a run of fences into the bucket that no older
-writer passes. All of it is compacted, which supersedes a running compactor. The edit that names the
-members is made under the epoch that was won. The log of the safekeepers begins far after the
-fences, where no opener of the previous mode searches for a free slot (CE17).
+To safekeepers: this process opens the database as its writer. That puts a run of fences into the
+bucket, so that no older writer can acknowledge anything. The whole log is compacted; a running
+compactor is superseded. Then an edit of the manifest names the members. The log of the safekeepers
+begins far after the fences, at ids where no writer that opens in the previous mode searches for a
+free slot (CE17). The log leaves out the ids between.
 
-To the object store: an election ends every older writer; its fence is the last record. When that
-is in the archive, so is everything before it, and the edit that removes the members is made under
-the epoch that was won. The next process that opens the database finds the whole log in the bucket.
+To the object store: this process opens the database as its writer, by an election among the
+safekeepers, which ends every older writer. The fence that it appends is the last record. When it is
+in the archive, so is everything before it. Then an edit of the manifest removes the members, and
+the next process that opens the database finds the whole log in the bucket.
 
-Either edit fails if another writer has opened meanwhile: then nothing is changed.
+Either edit requires that no other writer has opened since: otherwise nothing is changed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from shalekv.errors import (
     ShaleError,
     Superseded,
 )
-from shalekv.jobs.compact.run import merge_tail
+from shalekv.jobs.compact.run import compact_wal
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import (
     Member,
@@ -62,7 +64,7 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
     """Switch the WAL to the safekeepers at these addresses.
 
     A writer that serves is fenced, and a running compactor superseded. Raises `DatabaseMismatch`
-    when the WAL is in safekeepers already, and as `admit`, `open_log` and `merge_tail`.
+    when the WAL is in safekeepers already, and as `admit`, `open_log` and `compact_wal`.
     """
     current = await _check_mode(store, WalMode.OBJECT_STORE)
     check_first_count(addresses)
@@ -76,7 +78,7 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
         try:
             return await _enter_quorum(opened, members, current.wal_generation)
         except InvalidRequest as error:  # the members may have given up their space meanwhile
-            log.info("the safekeepers are asked for room again", problem=str(error))
+            log.info("asking the safekeepers for space again", problem=str(error))
             current = await opened.manifest.refresh()
             members = await admit(links, place, addresses, request_id)
     return await _enter_quorum(opened, members, current.wal_generation)
@@ -85,7 +87,11 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
 async def _enter_quorum(
     opened: RecoveredLog, members: Sequence[Member], generation: int
 ) -> Manifest:
-    """Edit the manifest to name the members. Raises `InvalidRequest` in a later generation."""
+    """Edit the manifest to name the members.
+
+    Raises `InvalidRequest` if its `wal_generation` is not `generation` any more: then the members
+    may have given up the space that they had reserved.
+    """
     wanted = tuple(map(str, members))
 
     def edit(manifest: Manifest) -> Manifest:
@@ -148,7 +154,11 @@ async def _leave_quorum(
 async def _wait_archived(
     store: CasStore, links: Links, opened: RecoveredLog, slots: QuorumWal
 ) -> None:
-    """Wait until a safekeeper has seen our fence in the bucket: nothing of the log is after it."""
+    """Wait until a safekeeper reports that the fence of this process is archived.
+
+    It is the last record of the log. Raises `QuorumUnavailable` when nothing is archived for
+    `ARCHIVE_TIMEOUT_MS`.
+    """
     clock = store.runtime.clock
     before, since_ms = slots.leader.log.base.wal_id, clock.monotonic_ms()
     while True:
@@ -190,12 +200,12 @@ async def _compact(store: CasStore) -> None:
     settings = CompactorConfig()
     for attempt in range(1, COMPACTIONS_MAX):
         try:
-            await merge_tail(store, settings, holder="switch")
+            await compact_wal(store, settings, holder="switch")
         except Superseded:
             await store.pause(attempt)
         else:
             return
-    await merge_tail(store, settings, holder="switch")
+    await compact_wal(store, settings, holder="switch")
 
 
 async def _check_mode(store: CasStore, mode: WalMode) -> Manifest:

@@ -15,7 +15,7 @@ A process has one compactor for each of its databases:
        \           \---- another compactor has taken over, or the disk failed ----> given up
         \---- the same
 
-Databases share nothing but the slots of their merges: a failure of one does not hold up the others.
+Databases share only the permits of their merges: a failure of one does not hold up the others.
 A process for a single database ends with its compactor; its parent decides what follows.
 """
 
@@ -42,7 +42,7 @@ from shalekv.errors import (
 )
 from shalekv.jobs.compact.claim import CompactorLeases, claim_compaction
 from shalekv.jobs.compact.parts import OwnProcessParts, PartRunner
-from shalekv.jobs.compact.run import CompactionCounters, Compactions, MergeSlots, list_backlog
+from shalekv.jobs.compact.run import CompactionCounters, Compactions, MergePermits, list_backlog
 from shalekv.protocol.compaction.jobs import MergeJob, WalJob
 from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy
 from shalekv.protocol.compaction.publish import CompactorId, reservations
@@ -155,7 +155,7 @@ class Compactor:
         *,
         hurry: asyncio.Event,
         parts: PartRunner,
-        slots: MergeSlots | None,
+        permits: MergePermits | None,
     ) -> None:
         """Compose a compactor; called by `Compactor.open`."""
         self._store = store
@@ -163,7 +163,7 @@ class Compactor:
         self._leases = leases
         self._hurry = _Hurry(hurry)
         self._policy = LeveledPolicy(settings.compactor, settings.levels)
-        self._compactions = Compactions(store, manifest, leases, settings, parts, slots)
+        self._compactions = Compactions(store, manifest, leases, settings, parts, permits)
         self._merge = _BackgroundMerge()
         self._store_time = StoreTime(store, _CLOCK_INTERVAL_MS)
         idle_poll_ms = settings.compactor.compactor_idle_poll_ms
@@ -180,7 +180,7 @@ class Compactor:
         runtime: Runtime,
         hurry: asyncio.Event,
         parts: PartRunner | None = None,
-        slots: MergeSlots | None = None,
+        permits: MergePermits | None = None,
         holder: str = "compactor",
         after: CompactorId | None = None,
     ) -> Compactor:
@@ -188,7 +188,7 @@ class Compactor:
 
         With `after`, take over from that compactor only, as `claim_compaction`. `hurry` is set by
         the caller when uncompacted data holds writes back, and cleared here. `parts` runs the parts
-        of merges; by default this process does, one after the other. `slots` are shared by all
+        of merges; by default this process does, one after the other. `permits` are shared by all
         databases of this process.
 
         Raises `DatabaseNotFound`, `CorruptObject`, `StoreError`; `Superseded` when another one has
@@ -205,7 +205,7 @@ class Compactor:
             settings,
             hurry=hurry,
             parts=parts or OwnProcessParts(cas),
-            slots=slots,
+            permits=permits,
         )
 
     @property
@@ -363,9 +363,10 @@ class Compactors:
     ) -> None:
         """REQUIRES: `places` is not empty; `hurry` is given for a single database only."""
         settings = settings if len(places) == 1 else _with_shared_rate(settings)
-        slots = MergeSlots(MERGES_MAX)
+        permits = MergePermits(MERGES_MAX)
         self._databases = [
-            _Database(place, settings, slots, hurry or asyncio.Event(), holder) for place in places
+            _Database(place, settings, permits, hurry or asyncio.Event(), holder)
+            for place in places
         ]
 
     async def run(self) -> None:
@@ -404,14 +405,14 @@ class _Database:
         self,
         place: CompactionTarget,
         settings: CompactorConfig,
-        slots: MergeSlots,
+        permits: MergePermits,
         hurry: asyncio.Event,
         holder: str,
     ) -> None:
         """Open nothing yet."""
         self._place = place
         self._settings = settings
-        self._slots = slots
+        self._permits = permits
         self._hurry = hurry
         self._holder = holder
         self._own: CompactorId | None = None
@@ -457,7 +458,7 @@ class _Database:
                 runtime=self._place.runtime,
                 hurry=self._hurry,
                 parts=self._place.parts,
-                slots=self._slots,
+                permits=self._permits,
                 holder=self._holder,
                 after=self._own,
             )

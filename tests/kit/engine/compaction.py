@@ -39,7 +39,7 @@ from tests.kit.engine.naive_merge import NaiveLevels
 STORE_NOW_MS = 1_700_000_000_000
 NONCE = b"compactor-nonce!"
 # A compactor of the database of zeros.
-AUTHOR = OutputOwner(
+OWNER = OutputOwner(
     bytes(16), CompactorId(1, bytes(16)), new_lease_id(1, bytes(RANDOM_BYTES)), logical_time_ms=1
 )
 
@@ -213,13 +213,13 @@ class CompactedDatabase:
 def whole_part(
     sources: Sequence[Sequence[SstInfo]],
     *,
-    author: OutputOwner = AUTHOR,
+    owner: OutputOwner = OWNER,
     levels: LevelSettings | None = None,
     memory_bytes: int = 1 << 20,
 ) -> MergePart:
     """The part of a merge into level 1 that has all keys, at any pace."""
     return MergePart(
-        author=author,
+        owner=owner,
         target_level=1,
         sources=sources,
         keys=KeyRange(b"", b""),

@@ -73,8 +73,8 @@ async def write_cold_database(
     """Write levels of about this size, incompressible, and puts that are not merged yet."""
     cas = CasStore(store, runtime, settings.store)
     lease_id = new_lease_id(1, bytes(RANDOM_BYTES))
-    author = OutputOwner(DATABASE_ID, CompactorId(1, bytes(16)), lease_id, 1)
-    writer = LevelWriter(cas, author, settings.levels, TokenBucket(runtime.clock, 0))
+    owner = OutputOwner(DATABASE_ID, CompactorId(1, bytes(16)), lease_id, 1)
+    writer = LevelWriter(cas, owner, settings.levels, TokenBucket(runtime.clock, 0))
     lowest_bytes = total_bytes / sum(1 / part for _, part in PARTS)
     keys = int(lowest_bytes) // (KEY_BYTES + value_bytes)
     infos: list[SstInfo] = []

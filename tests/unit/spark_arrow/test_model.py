@@ -162,7 +162,7 @@ def test_a_task_reads_what_a_compaction_leaves(seed: int, keys: Sequence[bytes])
     database = made(random, keys, levels_only=True)
     ordered = sorted(database.sources, key=lambda run: max(info.max_seq for info in run))
     part = MergePart(
-        author=OutputOwner(
+        owner=OutputOwner(
             DATABASE_ID, CompactorId(1, bytes(16)), new_lease_id(1, bytes(RANDOM_BYTES)), 1
         ),
         target_level=1,

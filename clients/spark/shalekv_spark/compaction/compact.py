@@ -17,7 +17,7 @@ from shalekv.jobs.compact.range_job import (
     plan_range,
     run_range,
 )
-from shalekv.jobs.compact.run import merge_tail
+from shalekv.jobs.compact.run import compact_wal
 from shalekv.protocol.entry import KeyRange
 from shalekv.settings import (
     MIB,
@@ -101,7 +101,7 @@ async def _compacted(
 ) -> CompactionReport:
     """Run the job. `wal`: settings for merging the WAL tail first; None: it is not merged."""
     if wal is not None:
-        await merge_tail(store, wal, holder=request.holder)
+        await compact_wal(store, wal, holder=request.holder)
     return await run_range(store, request, parts)
 
 

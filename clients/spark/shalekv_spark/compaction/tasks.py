@@ -57,8 +57,8 @@ async def merge_part(store: CasStore, part: MergePart, pace: TokenBucket) -> Par
     """
     if part.section is not Section.POINTS or part.older != OlderKeys():
         return await run_part(store, part, pace)
-    origins = Origins(store, part.author.database_id, part.origins)
-    reader, writer = LevelReader(origins, pace), LevelWriter(store, part.author, part.levels, pace)
+    origins = Origins(store, part.owner.database_id, part.origins)
+    reader, writer = LevelReader(origins, pace), LevelWriter(store, part.owner, part.levels, pace)
     outputs = outputs_of(part, writer)
     try:
         infos = await _merged(store, part, _sources(part, reader), outputs)

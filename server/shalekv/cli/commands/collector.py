@@ -191,7 +191,7 @@ def _rows(
 def _summary(plan: CollectionPlan | ShaleError) -> str:
     if isinstance(plan, ShaleError):
         return f"Error: {plan}"
-    report = CollectReport.on(plan)
+    report = CollectReport.of(plan)
     return (
         f"{report.deleted_objects} of {len(plan.objects)} objects would be deleted "
         f"({report.deleted_bytes} bytes); expired: {report.dropped_snapshots} snapshots, "

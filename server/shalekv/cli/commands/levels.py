@@ -21,8 +21,8 @@ from shalekv.cli.console.output import (
 )
 from shalekv.errors import CorruptObject
 from shalekv.format.names import level_name
-from shalekv.jobs.fsck.levels import list_levels, list_sizes, orphans
 from shalekv.jobs.fsck.objects import ActiveManifestSet, Scope, read_active
+from shalekv.jobs.fsck.wal_and_ssts import list_levels, list_sizes, orphans
 from shalekv.protocol.manifest import (
     L0,
     SYSTEM_LEVEL,

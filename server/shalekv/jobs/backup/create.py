@@ -45,9 +45,9 @@ async def with_renewal(
     ttl_ms: int,
     work: Callable[[], Awaitable[T]],
 ) -> T:
-    """Await ``work()`` and return its result; meanwhile renew what protects it.
+    """Await ``work()`` and return its result; call ``renew_once()`` at intervals meanwhile.
 
-    ``renew_once()`` is called `RENEWALS_PER_TTL` times in each `ttl_ms`. Raises what both raise,
+    ``renew_once()`` is called `RENEWALS_PER_TTL` times in each `ttl_ms`. Raises what either raises,
     except for transient errors of a renewal.
     """
     outcome: list[T] = []
@@ -94,7 +94,8 @@ class CopiedLog:
 class LogCopier:
     """Copies the WAL of a snapshot, as far as the repository lacks it.
 
-    The footers say what is in each slot, so they are read even for objects that are not copied.
+    The footer of each object is read even if its copy exists: it has the write id by which the copy
+    is found, and the sequence numbers and time of the backup.
     """
 
     def __init__(
@@ -156,9 +157,9 @@ class LogCopier:
         )
 
     async def _sizes(self, slots: range) -> dict[int, int]:
-        """List the sizes of the objects in these slots and after them.
+        """List the objects in these slots and after them; return their sizes in bytes.
 
-        Raises `IllegalState` when one of these is missing, or a later one was deleted.
+        Raises `IllegalState` when an object in these slots is missing, or a later one was deleted.
         """
         sizes = await self._list(slots)
         missing = next((wal_id for wal_id in slots if wal_id not in sizes), None)
@@ -177,7 +178,10 @@ class LogCopier:
         return sizes
 
     async def _is_missed(self, first: int, sizes: Mapping[int, int]) -> bool:
-        """Return whether slots are filled that no writer fills before the first gap is filled."""
+        """Return whether the object in the first gap was deleted.
+
+        It was if a slot is filled so far after the gap that its writer had filled the gap before.
+        """
         folder = WalListing(first, frozenset(sizes))
         if max(sizes, default=-1) <= folder.first_gap:
             return False
@@ -265,7 +269,7 @@ class BackupJob:
             backup = await self._copied(mark)
             await self._repository.publish(backup, mark)
         except BaseException:
-            await self._repository.abandon(mark)
+            await self._repository.end_after_error(mark)
             raise
         log.info("backup made", backup_id=backup.backup_id, url=self._repository.url)
         return backup

@@ -1,10 +1,10 @@
 """The contents of a backup, and the manifest of a database restored from one. Pure.
 
 A backup holds what a snapshot protects and a writer needs to go on from there: the SSTs that its
-manifest references, and the WAL from c (inclusive) to the last object that the snapshot has seen.
-Of the loads pending in the manifest, it includes those whose records are in that part of the WAL;
-the manifest in a backup has no others. Backups made by older versions may have others, which the
-next writer drops since nothing commits them.
+manifest references, and the WAL from c, the last compacted object, to the last object that the
+snapshot has seen. Of the loads pending in the manifest, it includes those whose records are in that
+part of the WAL; the manifest in a backup has no others. Backups made by older versions may have
+others, which the next writer drops since nothing commits them.
 
 The backup of a database with safekeepers holds what they had archived. The restored database has no
 safekeepers: its WAL is in its object store.
@@ -49,7 +49,8 @@ def needed_ssts(manifest: Manifest) -> Iterator[SstInfo]:
 def needed_slots(manifest: Manifest) -> range:
     """Return the WAL slots that a snapshot with this manifest has to keep: c, and those after it.
 
-    If c is among ids that the log leaves out, they begin after these.
+    c (the last compacted object) may be among the ids that a switch of the WAL left out. Then the
+    slots begin after these.
     """
     if manifest.wal_id_last_seen is None:
         return range(0)
@@ -112,7 +113,10 @@ def wal_copies(backup: Backup) -> Iterator[WalCopy]:
 
 
 def _local_origins(origins: Iterable[Origin]) -> tuple[Origin, ...]:
-    """Return the origins of a clone all of whose SSTs are in its own folder."""
+    """Return the origins of a clone whose SSTs are all copied into its own folder.
+
+    They have no URL and no pin: they only name the SSTs whose footers have another database id.
+    """
     ids: dict[bytes, bytes] = {}
     for origin in origins:
         ids[origin.database_id] = ids.get(origin.database_id, b"") + origin.sst_ids

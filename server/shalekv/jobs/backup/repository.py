@@ -1,12 +1,15 @@
 """A repository: the place where the backups of one database are, and the deletion of backups.
 
-A repository holds an object for each backup, which lists what it consists of; copies; and marks.
-Backups share copies, so a deletion must not remove a copy that a backup in the making relies on.
-Both put a mark into the repository and then look for marks of the other kind. Lists are consistent,
-so at least one of the two sees the other. The mark of an interrupted backup may be removed: a
-backup checks its own mark after its publication, and withdraws the publication if the mark is gone.
-So correctness depends on no clock. A backup also renews a heartbeat beside its mark, so that a
-long one is not taken for an interrupted one.
+A repository holds an object for each backup, which lists the copies that belong to it; the copies;
+and marks. Backups share copies, so a deletion must not remove a copy that a running backup relies
+on. Each operation puts a *mark* into the repository, and then searches for marks of the other kind.
+Lists are consistent, so at least one of the two finds the mark of the other. A backup that finds a
+deletion fails; a deletion that finds a backup deletes no copies.
+
+The mark of an interrupted backup may be removed. If the backup is running nevertheless, it finds
+after its publication that its mark is gone, and removes the publication. So correctness depends on
+no clock. A backup also renews a heartbeat beside its mark, so that a long one is not taken for an
+interrupted one.
 """
 
 from __future__ import annotations
@@ -123,7 +126,7 @@ class Repository:
             raise IllegalState(message)
 
     async def begin(self, work: MarkPurpose) -> BackupMark:
-        """Put a mark into the repository. Raises `BackupBusy` for a backup during a deletion."""
+        """Put a mark into the repository. For a backup, raises `BackupBusy` if a deletion runs."""
         now_ms = await self.store.now_ms()
         random_bytes = self.store.runtime.random.randbytes(RANDOM_BYTES)
         mark = BackupMark(new_backup_id(now_ms, random_bytes), work)
@@ -153,8 +156,8 @@ class Repository:
         """Remove a mark, and its heartbeats."""
         await self.store.delete(map(str, await self._marks_of(mark)))
 
-    async def abandon(self, mark: BackupMark) -> None:
-        """Remove a mark while another error is raised.
+    async def end_after_error(self, mark: BackupMark) -> None:
+        """Remove the mark of an operation that has failed; its error is raised by the caller.
 
         Errors of the store are ignored: later operations report a mark that remains.
         """
@@ -218,7 +221,7 @@ class Deleted:
     backups: int
     objects: int  # deleted copies, which no backup referenced
     size_bytes: int  # of them
-    left_because: tuple[str, ...] = ()  # why copies were not deleted: backups in the making
+    left_because: tuple[str, ...] = ()  # why copies were not deleted: running backups
 
 
 class Deletion:
@@ -232,8 +235,8 @@ class Deletion:
     async def run(self, backup_ids: Sequence[str]) -> Deleted:
         """Delete these backups, or none, and all copies that no backup needs.
 
-        The copies of a backup in the making cannot be distinguished from those that no backup
-        needs: meanwhile, copies are left for the next deletion. Raises `BackupNotFound`, in which
+        The copies of a running backup cannot be distinguished from those that no backup needs.
+        While there is one, copies are left for the next deletion. Raises `BackupNotFound`, in which
         case nothing was deleted; `CorruptObject` when a backup cannot be read, in which case no
         copy was deleted; `StoreError`.
         """
@@ -247,7 +250,7 @@ class Deletion:
             left_because = await self._others(mark)
             unreferenced = {} if left_because else await self._unreferenced()
         except BaseException:
-            await repository.abandon(mark)
+            await repository.end_after_error(mark)
             raise
         await self._delete(unreferenced)  # after an error the mark stays: it may still take effect
         await repository.end(mark)
@@ -255,7 +258,7 @@ class Deletion:
         return Deleted(len(backup_ids), len(unreferenced), size_bytes, left_because)
 
     async def _others(self, own: BackupMark) -> tuple[str, ...]:
-        """Describe the backups in the making; remove the marks of interrupted operations."""
+        """Describe the running backups; remove the marks of interrupted operations."""
         now_ms = await self._repository.store.now_ms()
         busy = []
         for mark in await self._repository.marks():
@@ -289,7 +292,8 @@ class Deletion:
 
 
 def _is_gone(copies: Collection[str], name: str) -> bool:
-    """Return whether a missing object was deleted: names of backups and marks are never used
-    again.
+    """Return whether a missing object was deleted on purpose, for `ObjectStore.repair`.
+
+    Backups and marks count as well: their names are never used again.
     """
     return name in copies or name.startswith((BACKUPS_FOLDER, MARKS_FOLDER))

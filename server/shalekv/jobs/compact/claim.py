@@ -1,5 +1,8 @@
 """Becoming the compactor of a database, and the leases of its jobs.
 
+A compactor takes over by an edit of the manifest that claims the next compactor epoch. From then
+on, the edits of an older compactor raise `Superseded`. So compactors need not know of each other.
+
 Each job that writes has a lease of its own. The id of an SST contains the time at which the lease
 of its job was made, which the policy uses as the age of the SST. So a lease serves one job only,
 and the edit that publishes the result exchanges it for a new one.
@@ -52,7 +55,7 @@ class LeaseManifest(Protocol):
 
 @dataclass(slots=True, eq=False)
 class HeldLease:
-    """A lease, and the local time just before it was last made or renewed."""
+    """A lease, and the monotonic time just before it was last made or renewed."""
 
     lease: Lease
     since_ms: float

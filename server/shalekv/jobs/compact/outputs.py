@@ -1,7 +1,8 @@
 """Writing the outputs of a compaction: rows in the order of their keys become SSTs of a level.
 
-Each SST covers a share of the key space. A range tombstone that crosses the border of two shares is
-cut there, so each SST holds everything about its share.
+Each SST covers a share of the key space: a range of keys that adjoins that of the next SST. A range
+tombstone that crosses the border of two shares is cut there, so each SST holds everything about its
+share.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _CODECS = {
 
 @dataclass(frozen=True, slots=True)
 class OutputOwner:
-    """The writer of SSTs: database, compactor and lease, and the logical time of the SSTs."""
+    """The identity under which SSTs are written; their footers and ids contain it."""
 
     database_id: bytes
     own: CompactorId

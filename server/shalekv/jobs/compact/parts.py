@@ -46,7 +46,7 @@ _MS_PER_S = 1_000
 class MergePart:
     """The work of one process: a range of keys of a merge. Can be sent to another process."""
 
-    author: OutputOwner
+    owner: OutputOwner
     target_level: int
     # Sorted runs, newest first: versions of a key in one run are newer than those in later runs.
     sources: Sequence[Sequence[SstInfo]]
@@ -94,7 +94,7 @@ def outputs_of(part: MergePart, writer: LevelWriter) -> Outputs:
 
 async def run_part(store: CasStore, part: MergePart, pace: TokenBucket) -> PartResult:
     """Merge a part, and write its outputs. Raises `CorruptObject` and `StoreError`."""
-    origins = Origins(store, part.author.database_id, part.origins)
+    origins = Origins(store, part.owner.database_id, part.origins)
     try:
         return await _run(store, part, LevelReader(origins, pace), pace)
     finally:
@@ -104,7 +104,7 @@ async def run_part(store: CasStore, part: MergePart, pace: TokenBucket) -> PartR
 async def _run(
     store: CasStore, part: MergePart, reader: LevelReader, pace: TokenBucket
 ) -> PartResult:
-    writer = LevelWriter(store, part.author, part.levels, pace)
+    writer = LevelWriter(store, part.owner, part.levels, pace)
     share_bytes = part.memory_bytes / _INPUT_SHARE / max(len(part.sources), 1)
     sources = [
         RunSource(reader, ssts, part.section, part.keys, share_bytes) for ssts in part.sources
@@ -150,7 +150,7 @@ async def _merge(
 
 
 class PartRunner(Protocol):
-    """Runs the parts of a merge, wherever."""
+    """Runs the parts of a merge, in this process or in others."""
 
     is_parallel: bool
 
@@ -188,7 +188,7 @@ async def divide(
     store: CasStore,
     job: MergeJob,
     version: Version,
-    author: OutputOwner,
+    owner: OutputOwner,
     *,
     compactor: CompactorSettings,
     levels: LevelSettings,
@@ -207,14 +207,14 @@ async def divide(
         count = min(compactor.subcompaction_count_max, max(job.input_bytes // target_bytes, 1))
     borders: Sequence[bytes] = ()
     if count > 1:
-        places = Origins(store, author.database_id, origins)
+        places = Origins(store, owner.database_id, origins)
         try:
             borders = await _borders(
                 LevelReader(places, TokenBucket(store.runtime.clock, 0)), job, count
             )
         finally:
             await places.close()
-    logical_ms = author.logical_time_ms
+    logical_ms = owner.logical_time_ms
     is_system = job.target_level == SYSTEM_LEVEL
     kept_s = compactor.idempotency_record_kept_s if is_system else compactor.expired_value_kept_s
     horizon_ms = logical_ms - kept_s * _MS_PER_S
@@ -226,7 +226,7 @@ async def divide(
         runs = [[info for info in run if overlaps(info, keys)] for run in sources]
         held = [run for run in runs if run]
         part = MergePart(
-            author=author,
+            owner=owner,
             target_level=job.target_level,
             sources=held,
             keys=keys,

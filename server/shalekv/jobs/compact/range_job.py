@@ -1,8 +1,10 @@
 """Range jobs: the compaction of a range of keys, from its reservation to its publication.
 
-    reserve the levels --> plan --> parts, wherever `PartRunner` runs them --> publish --> give up
-                                                                                           the lease
-A crash at any point leaves only objects that no manifest references, and a lease that expires.
+    reserve the levels --> plan --> run the parts --> publish --> give up the lease
+
+It runs beside a compactor. The lease of the job reserves all entries that the levels hold when it
+begins: compactors do not merge these until it ends (`protocol.compaction.publish`). A crash at any
+point leaves only objects that no manifest references, and a lease that expires.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ async def divide_range(
         if not overlapping:
             continue
         part = MergePart(
-            author=owner,
+            owner=owner,
             target_level=job.target_level,
             sources=overlapping,
             keys=keys,
@@ -150,8 +152,8 @@ async def _weights(reader: LevelReader, info: SstInfo) -> Sequence[BlockWeight]:
 
 
 @dataclass(frozen=True, slots=True)
-class LevelInputs:
-    """The SSTs of one level that are merged."""
+class LevelTotals:
+    """Sums over SSTs of one level: inputs or outputs of a job."""
 
     level: int
     ssts: int
@@ -160,7 +162,7 @@ class LevelInputs:
     tombstones: int
 
     @classmethod
-    def of(cls, level: int, infos: Iterable[SstInfo]) -> LevelInputs:
+    def of(cls, level: int, infos: Iterable[SstInfo]) -> LevelTotals:
         """Return the sums over these SSTs."""
         listed = list(infos)
         return cls(
@@ -176,10 +178,9 @@ class LevelInputs:
 class CompactionReport:
     """The outcome of a range job; for a dry run, what it would do.
 
-    `inputs` are the SSTs that it replaces, by level from the newest on. Numbers of outputs are 0 in
-    a dry run, and where there was nothing to do. The commits up to `seq` were in the levels, and so
-    were merged. `wal_objects` is the number of WAL objects not in the levels yet, which were left
-    alone.
+    `inputs` are sums over the SSTs that it replaces, by level, L0 first. Numbers of outputs are 0
+    in a dry run, and if there was nothing to do. Commits up to `seq` are merged, since they were in
+    the levels. `wal_objects` is the number of WAL objects that are not compacted, and not merged.
     """
 
     url: str
@@ -187,7 +188,7 @@ class CompactionReport:
     is_dry_run: bool
     is_done: bool  # False: a dry run, or there was nothing to do
     target_level: int
-    inputs: Sequence[LevelInputs] = field(default=())
+    inputs: Sequence[LevelTotals] = field(default=())
     parts: int = 0
     output_ssts: int = 0
     output_bytes: int = 0
@@ -250,15 +251,15 @@ class CompactionReport:
         return "\n".join(lines)
 
 
-def inputs_of(job: RangeJob | None) -> Sequence[LevelInputs]:
-    """Return the inputs by level, L0 first."""
+def input_totals(job: RangeJob | None) -> Sequence[LevelTotals]:
+    """Return the sums of the inputs of each level, L0 first."""
     infos = sorted(job.inputs, key=attrgetter("level")) if job is not None else ()
-    return [LevelInputs.of(level, each) for level, each in groupby(infos, attrgetter("level"))]
+    return [LevelTotals.of(level, each) for level, each in groupby(infos, attrgetter("level"))]
 
 
-def outputs_of(result: RangeResult) -> LevelInputs:
+def output_totals(result: RangeResult) -> LevelTotals:
     """Return the sums of the outputs."""
-    return LevelInputs.of(result.job.target_level, result.outputs)
+    return LevelTotals.of(result.job.target_level, result.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +350,7 @@ class _RangeRun:
         outputs = [info for part in results for info in part.outputs]
         result = RangeResult(plan.job, outputs)
         published = await self._publish(result, lease_id)
-        output = outputs_of(result)
+        output = output_totals(result)
         report = replace(
             plan.report,
             is_done=True,
@@ -417,7 +418,7 @@ async def _plan(
         is_dry_run=False,
         is_done=False,
         target_level=job.target_level if job is not None else 0,
-        inputs=inputs_of(job),
+        inputs=input_totals(job),
         parts=len(parts),
         epoch=manifest.compactor_epoch,
         seq=seq,

@@ -1,6 +1,12 @@
 """Running the jobs of a compactor, each from its lease to its publication.
 
-`merge_tail` does so once for the whole tail of the WAL, where no compactor runs.
+A job writes its outputs under a lease. One edit of the manifest then replaces the inputs by the
+outputs, and makes them visible: readers and writers use them when they have read that manifest. The
+edit requires that this process is still the compactor. Of two compactors, the one that has claimed
+the later epoch goes on. The other one gets `Superseded` from its next edit, and what it has written
+is collected when its lease has expired.
+
+`compact_wal` merges the whole WAL once, for callers that need no running compactor.
 """
 
 from __future__ import annotations
@@ -61,14 +67,17 @@ class CompactionCounters:
     written_bytes: int = 0
 
 
-class MergeSlots:
-    """Bounds the merges of a process that run at once, of all databases, and so their memory.
+class MergePermits:
+    """Limits the merges of all databases that run at once in a process, and so their memory.
 
-    Slots are given in FIFO order, so a database that always has work does not block the others.
+    Permits are granted in FIFO order, so a database that always has work does not block the others.
     """
 
     def __init__(self, count: int) -> None:
-        """Allow `count` merges of the WAL, and as many of levels: writes may wait for the WAL's."""
+        """Allow `count` merges of the WAL, and as many of levels.
+
+        The former have permits of their own, since writes may wait for them.
+        """
         self.wal = asyncio.Semaphore(count)
         self.levels = asyncio.Semaphore(count)
 
@@ -83,15 +92,15 @@ class Compactions:
         leases: CompactorLeases,
         settings: CompactorConfig,
         parts: PartRunner,
-        slots: MergeSlots | None = None,
+        permits: MergePermits | None = None,
     ) -> None:
-        """Without `slots`, the number of jobs that run at once has no bound."""
+        """Without `permits`, the number of jobs that run at once has no bound."""
         self._store = store
         self._manifest = manifest
         self._leases = leases
         self._settings = settings
         self._parts = parts
-        self._slots = slots or MergeSlots(_NO_BOUND)
+        self._permits = permits or MergePermits(_NO_BOUND)
         self.counters = CompactionCounters()
 
     async def run(
@@ -151,11 +160,11 @@ class Compactions:
             logical_time_ms=manifest.logical_time_ms,
         )
         if isinstance(job, WalJob):
-            async with self._slots.wal:
+            async with self._permits.wal:
                 return await self._merge_wal(job, manifest, owner)
         if job.is_move:
             return JobOutcome(move_result(job))
-        async with self._slots.levels:
+        async with self._permits.levels:
             parts = await divide(
                 self._store,
                 job,
@@ -219,7 +228,7 @@ def _log_fields(result: Result) -> dict[str, object]:
     return inputs | {"outputs": len(result.outputs)}
 
 
-async def merge_tail(store: CasStore, settings: CompactorConfig, *, holder: str) -> int:
+async def compact_wal(store: CasStore, settings: CompactorConfig, *, holder: str) -> int:
     """Become the compactor, and merge all WAL objects that exist now; return their number.
 
     A running compactor is superseded, and ends. Raises `Superseded` when another takes over,

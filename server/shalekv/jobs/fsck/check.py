@@ -1,4 +1,4 @@
-"""The check of a database: its parts, their order, and what is checked twice.
+"""The check of a database: of its manifests, the WAL, the SSTs, and at last of what is missing.
 
 Servers, compactors and collectors may run meanwhile. Objects never change, so damage found in one
 is final. But a missing object may not be needed any more, and an unreferenced one may be new. These
@@ -22,7 +22,6 @@ from shalekv.format.names import (
     parse_level_name,
     parse_wal_name,
 )
-from shalekv.jobs.fsck.levels import check_log, check_ssts, list_levels, orphans
 from shalekv.jobs.fsck.objects import (
     ActiveManifestSet,
     CheckProgress,
@@ -32,6 +31,7 @@ from shalekv.jobs.fsck.objects import (
     read_active,
     unreadable,
 )
+from shalekv.jobs.fsck.wal_and_ssts import check_log, check_ssts, list_levels, orphans
 from shalekv.protocol.audit import (
     Finding,
     FindingKind,
@@ -83,7 +83,9 @@ class _Source:
 
 
 async def check_order(scope: Scope, manifest: Manifest) -> AsyncIterator[Finding]:
-    """The deep check: each source of the version is, for every key, newer than those below (I9).
+    """Check that every version of a key in a level is newer than those in the levels below (I9).
+
+    This is the deep check.
 
     All keys of all sources are merged, by the readers that scans use, a window of each at a time.
     Yields a finding for each SST: the first violation in it, and the number of violations.
@@ -222,7 +224,7 @@ class Fsck:
         active = await read_active(scope.store)
         scope.progress.manifests = len(active.manifests)
         scope.progress.size_bytes = active.sizes_bytes
-        for finding in _about_manifests(active):
+        for finding in _manifest_findings(active):
             if finding.kind is FindingKind.MISSING:
                 scope.missing.append(finding.name)
             else:
@@ -234,15 +236,15 @@ class Fsck:
         for manifest in active.manifests.values():
             scope.origins.learn(manifest.origins)
         listed: dict[str, int] = {}
-        async for finding in self._in_objects(active, current, listed):
+        async for finding in self._check_objects(active, current, listed):
             yield finding
-        async for finding in self._at_the_end(active, listed):
+        async for finding in self._check_with_newer_manifests(active, listed):
             yield finding
 
-    async def _at_the_end(
+    async def _check_with_newer_manifests(
         self, active: ActiveManifestSet, listed: dict[str, int]
     ) -> AsyncIterator[Finding]:
-        """Check what needs manifests that are read after the objects."""
+        """Check missing objects, origins and orphans, by manifests read after the objects."""
         scope = self._scope
         again = await read_active(scope.store)
         async for finding in _missing(scope, again):
@@ -255,7 +257,7 @@ class Fsck:
                 if finding.name in still_there:
                     yield finding
 
-    async def _in_objects(
+    async def _check_objects(
         self, active: ActiveManifestSet, current: Manifest, listed: dict[str, int]
     ) -> AsyncIterator[Finding]:
         """Check the WAL and the levels; add the objects of the levels to `listed`."""
@@ -270,7 +272,7 @@ class Fsck:
                 yield finding
 
 
-def _about_manifests(active: ActiveManifestSet) -> list[Finding]:
+def _manifest_findings(active: ActiveManifestSet) -> list[Finding]:
     findings = [*active.findings]
     ordered = [active.manifests[manifest_id] for manifest_id in sorted(active.manifests)]
     for manifest in ordered:

@@ -100,7 +100,7 @@ class ObjectAudit:
     size_bytes: int
     footer: Footer | None = None  # None: it is unreadable
     loads: list[PendingLoad] = field(default_factory=list)  # that its control records commit
-    repeated_key: bytes | None = None
+    repeated_key: bytes | None = None  # one that occurs more than once; None: there is none
     findings: list[Finding] = field(default_factory=list)
     is_missing: bool = False
 
@@ -145,7 +145,7 @@ async def audit_object(
     checksum: int | None = None,
     listed_seq: int = 0,
 ) -> ObjectAudit:
-    """Check every byte of the SST `name`, and that the parts fit together.
+    """Check every byte of the SST or WAL object `name`, and that its parts fit together.
 
     `checksum` is the checksum of the footer in the manifest (None: it has none), `listed_seq` the
     sequence number that the manifest gives to entries without one. All damage is reported, except
@@ -250,7 +250,8 @@ class NamedSst:
 class ActiveManifestSet:
     """The active manifests, as far as they are readable, at one time of the store's clock.
 
-    These are the current manifest, and those of snapshots that have not expired.
+    These are the current manifest, and those of snapshots that have not expired. Damage is a
+    finding here, while `store.active_manifests.ActiveManifests` raises it.
     """
 
     now_s: float = 0.0
@@ -262,7 +263,9 @@ class ActiveManifestSet:
 
     @property
     def first_wal_id(self) -> int:
-        """The first WAL slot that must exist: c itself is still kept, and leases may keep more."""
+        """The first WAL slot that must exist: the last compacted object of an active manifest, or
+        an older one that a lease keeps.
+        """
         firsts = [manifest.wal_id_last_compacted or 0 for manifest in self.readable()]
         leases = self.current.leases if self.current is not None else ()
         kept = [lease.wal_id_min for lease in leases if lease.wal_id_min is not None]

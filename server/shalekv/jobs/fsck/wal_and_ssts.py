@@ -161,7 +161,7 @@ class RecordedLoad:
 async def check_log(
     scope: Scope, active: ActiveManifestSet, current: Manifest
 ) -> AsyncIterator[Finding]:
-    """Check the WAL: every object from c (inclusive) on, and how each follows on the one before.
+    """Check the WAL from `ActiveManifestSet.first_wal_id` on: each object, and their sequence.
 
     REQUIRES: `current` is the current manifest of `active`.
     """
@@ -258,7 +258,10 @@ def _slot(footer: Footer) -> AuditedSlot:
 async def _compared_with_newer(
     scope: Scope, recent: list[AuditedSlot], recorded: list[RecordedLoad]
 ) -> AsyncIterator[Finding]:
-    """Check epochs and loads by a manifest that is newer than the slots."""
+    """Check slots of later epochs, and loads, by a manifest that is read after the slots.
+
+    `recent` are slots whose epoch is higher than the manifest read before the slots has.
+    """
     if not recent and not recorded:
         return
     newer = (await read_active(scope.store)).current

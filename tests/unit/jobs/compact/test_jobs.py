@@ -30,7 +30,7 @@ from shalekv.settings import KIB, MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
 from tests.kit.engine.compaction import (
-    AUTHOR,
+    OWNER,
     STORE_NOW_MS,
     CompactedDatabase,
     delete,
@@ -198,7 +198,7 @@ async def test_a_merge_stays_within_its_memory(tmp_path: Path) -> None:
     memory_bytes, runs, rows, step = 4 * MIB, 4, 10_500, 500
     sources = []
     for run in range(runs):
-        writer = LevelWriter(store, AUTHOR, settings, pace)
+        writer = LevelWriter(store, OWNER, settings, pace)
         sst = writer.begin()
         for first in range(0, rows, step):
             keys = [b"%08d" % (runs * n + run) for n in range(first, first + step)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shalekv.errors import InvalidRequest, ManifestConflict, PartFailed, Superseded
 from shalekv.jobs.compact.range_job import plan_range
-from shalekv.jobs.compact.run import merge_tail
+from shalekv.jobs.compact.run import compact_wal
 from shalekv.protocol.compaction.jobs import WalJob
 from shalekv.protocol.compaction.policy import LAST_LEVEL
 from shalekv.protocol.compaction.publish import reservations
@@ -156,7 +156,7 @@ async def test_the_tail_is_merged_by_a_new_compactor() -> None:
         await database.write(
             [put(b"k%02d" % slot, b"tail"), delete(b"k07")], [delete_range(b"k1", b"")]
         )
-    assert await merge_tail(database.cas, database.settings, holder="test") == 3
+    assert await compact_wal(database.cas, database.settings, holder="test") == 3
     after = await database.stored.refresh()
     assert after.first_uncompacted_wal_id == len(database.written)
     assert (after.compactor_epoch, after.leases) == (2, before.leases)
