@@ -5,7 +5,7 @@ Python exception. Handlers are coroutine functions, since grpc.aio runs others i
 streams are written with `context.write`, since grpc.aio leaves the generator of a cancelled
 stream open until it is garbage collected.
 
-A call that fails ends with a status. The status is sent behind the messages that were written
+A call that fails ends with a status. The status is sent after the messages that were written
 before; if the client does not read those, gRPC holds both until the client reads, cancels the call,
 or its connection ends. So a stream whose client reads nothing is ended by a reset. grpc.aio cannot
 reset a stream: it does so when nothing refers to the call any more, which its own task for the call
@@ -176,7 +176,7 @@ class Adapter:
         self._in_calls: set[asyncio.Task[Any]] = set()  # one for each call in progress
         # Tasks of calls that were cancelled here, and the error of each.
         self._cut_off: dict[asyncio.Task[Any], ShaleError] = {}
-        self._awaited = 0  # calls in progress for which `idle` waits
+        self._idle_delays = 0  # calls in progress for which `idle` waits
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -190,7 +190,10 @@ class Adapter:
             stream.refuse(error)
 
     async def idle(self) -> None:
-        """Wait until no calls are in progress except streams that are not awaited, as watches."""
+        """Wait until no calls are in progress but watches and `duplex` streams.
+
+        These end only when they are refused or their clients go.
+        """
         await self._idle.wait()
 
     def cut_off(self) -> None:
@@ -210,7 +213,8 @@ class Adapter:
     def refusing_handler(self, services: Sequence[str]) -> grpc.GenericRpcHandler:
         """Return methods of `services` that end each call with the error given to `refuse`.
 
-        All of them are streams here, which gRPC accepts: no message is read or written.
+        gRPC accepts the handler of a bidirectional stream for methods of any shape, since no
+        message is read or written.
         """
 
         async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
@@ -300,7 +304,7 @@ class Adapter:
                 finally:
                     await self._run_to_end(stream.leave())
 
-            await self._serve_stream(context, serve, count, is_awaited=False)
+            await self._serve_stream(context, serve, count, delays_idle=False)
 
         return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
 
@@ -314,7 +318,7 @@ class Adapter:
             async def serve(_call: Call) -> None:
                 await self._run_duplex(open_stream(), _requests(request_type, messages), context)
 
-            await self._serve_stream(context, serve, count, is_awaited=False)
+            await self._serve_stream(context, serve, count, delays_idle=False)
 
         return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
 
@@ -324,16 +328,16 @@ class Adapter:
         serve: Callable[[Call], Awaitable[None]],
         count: MethodCount,
         *,
-        is_awaited: bool = True,
+        delays_idle: bool = True,
     ) -> None:
         """Let `serve` write the replies of a stream, and end the call with its error, if any.
 
-        `idle` waits for streams that are `is_awaited`.
+        With `delays_idle`, `idle` waits for the end of the stream.
         """
         timed = self._timed(count, is_stream=True)
         within_ms: float | None = None
         try:
-            with timed, self._in_progress(is_awaited=is_awaited):
+            with timed, self._in_progress(delays_idle=delays_idle):
                 await serve(self._call(context, self._stream_end(context)))
             return
         except asyncio.CancelledError as cancelled:
@@ -394,22 +398,22 @@ class Adapter:
         return TimedCall(count, self.counts.now_ns, is_stream=is_stream)
 
     @contextmanager
-    def _in_progress(self, *, is_awaited: bool = True) -> Iterator[None]:
+    def _in_progress(self, *, delays_idle: bool = True) -> Iterator[None]:
         raise_if(self._refusal)
         if len(self._in_calls) >= self._calls_max:
             message = f"{len(self._in_calls)} calls are in progress, and no more are allowed"
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
         task = _current_task()
         self._in_calls.add(task)
-        self._awaited += is_awaited
-        if self._awaited:
+        self._idle_delays += delays_idle
+        if self._idle_delays:
             self._idle.clear()
         try:
             yield
         finally:
             self._in_calls.discard(task)
-            self._awaited -= is_awaited
-            if not self._awaited:
+            self._idle_delays -= delays_idle
+            if not self._idle_delays:
                 self._idle.set()
 
     def _call(
@@ -425,16 +429,16 @@ class Adapter:
         return Call(peer=context.peer(), deadline_ms=deadline_ms, end=end_stream)
 
     def _is_cancelled_by_client(self) -> bool:
-        """Return True if this call was cancelled by its client, and not cut off here.
+        """Return whether a `CancelledError` in this call means that its client has cancelled it.
 
-        False for a call that was not cancelled means that a future that it awaited was cancelled,
-        which is a bug.
+        Otherwise the call was cut off here, or a future that it awaited was cancelled, which is a
+        bug.
         """
         task = _current_task()
         return task not in self._cut_off and task.cancelling() > 0
 
     def _call_status(self, error: BaseException) -> status_pb2.Status:
-        """Convert the error of this call to a status; drops the frames of the error."""
+        """Convert the error of this call to a status; drops the tracebacks of the error."""
         task = _current_task()
         cut_off_by = self._cut_off.pop(task, None)
         if isinstance(error, asyncio.CancelledError) and cut_off_by is not None:
@@ -443,21 +447,21 @@ class Adapter:
         return self._status_of(error, "a call")
 
     def _operation_error(self, error: BaseException) -> kv_pb2.OperationError:
-        """Convert the error of an operation of a session or watch; drops its frames."""
+        """Convert the error of an operation of a session or watch; drops its tracebacks."""
         return operation_error(self._status_of(error, "an operation"))
 
-    def _status_of(self, error: BaseException, of: str) -> status_pb2.Status:
+    def _status_of(self, error: BaseException, what: str) -> status_pb2.Status:
         if isinstance(error, ShaleError):
             status = status_of(error, error_id=self._logged_id(error))
         else:
             error_id = self._error_id()
-            _log.error(f"unexpected error in {of}", error_id=error_id, exc_info=error)
+            _log.error(f"unexpected error in {what}", error_id=error_id, exc_info=error)
             status = status_of_bug(error_id)
         forget_frames(error)
         return status
 
     def _logged_id(self, error: ShaleError) -> str:
-        """Log `error` if its row says so, and return the id of the line; else return ""."""
+        """Log `error` if its row in `rpc.status` says so; returns the id of the line, or ""."""
         if not row_of(type(error)).log:
             return ""
         error_id = self._error_id()

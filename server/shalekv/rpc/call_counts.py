@@ -4,8 +4,8 @@ Counting costs two readings of the clock and four additions a call, so it is alw
 counted when it ends; the duration of a stream is its whole life. Calls that are refused before they
 begin (too many at once, shutting down) count as failures. So does a call with one reply that its
 client has given up, for example when its deadline passed. A stream that its client gives up does
-not: streams end like this. Times are those of the machine, since an event loop rounds its time to
-milliseconds.
+not: streams end like this. The clock is `time.perf_counter_ns`, since an event loop rounds its time
+to milliseconds.
 """
 
 from __future__ import annotations

@@ -119,7 +119,10 @@ def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
 
 
 class GrpcLinks:
-    """Links to safekeepers, by HOST:PORT. Needs a running loop."""
+    """Links to safekeepers, by HOST:PORT. Needs a running loop.
+
+    All requests raise `LinkBroken` when the node does not answer, or the error that it sends.
+    """
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -155,7 +158,7 @@ class GrpcLinks:
     async def tail(
         self, address: str, database_id: bytes, first_wal_id: int
     ) -> AsyncIterator[TailPiece]:
-        """Yield committed records from the first of an object on, with verified checksums."""
+        """Yield committed records from the first of a WAL object on, with verified checksums."""
         request = wire.TailRequest(database_id=database_id, first_wal_id=first_wal_id)
         async for reply in self._stream("Tail", address, request, wire.TailReply):
             yield TailPiece(records_of(reply.records, address), reply.committed_lsn)
@@ -167,7 +170,7 @@ class GrpcLinks:
         return reply.member_id
 
     async def status(self, address: str, database_id: bytes = b"") -> NodeStatus:
-        """Get the status of a node, of one database or of all."""
+        """Get the status of a node: of its member of one database, or (empty id) of all members."""
         request = wire.GetSafekeeperStatusRequest(database_id=database_id)
         reply = await self._unary(
             "GetSafekeeperStatus",

@@ -1,8 +1,11 @@
 """The gRPC server: it binds first, serves from `start` on, and is drained at its end.
 
-    bound ----- start ------> serving ---- refuse, drain, stop ----> closed
-      |                        |   ^
-      +-------- stand_by ------+-> +-- start -- standing by: each call is refused
+    bound ---- start -----> serving ---- refuse, drain, stop ----> closed
+      |                      |   ^
+      |               stand_by   start
+      |                      v   |
+      +----- stand_by ---> standing by ---- stop ----> closed
+                             each call is refused
 
 The address is bound before the writer opens: the port is then known (it is advertised in the
 manifest), and a port that is in use is noticed before another writer is fenced for nothing. Until
@@ -283,7 +286,10 @@ class HealthService:
             self._reported[service] = False
 
     async def _set(self, service: str, *, is_serving: bool) -> None:
-        """Set a status. A watch whose client reads nothing delays others, but not this method."""
+        """Set a status, and send it to those who watch it (`Health.Watch`), within `WATCHERS_S`.
+
+        A watch whose client reads nothing delays the other watches, but not the caller.
+        """
         status = health_pb2.HealthCheckResponse
         with suppress(TimeoutError):
             async with asyncio.timeout(WATCHERS_S):
@@ -376,7 +382,7 @@ class Server:
         self._limits = limits or LimitSettings()
         self._runtime = runtime
         stalls = Stalls(runtime.clock, self._limits.result_stalled_ms)
-        self.session_room = MemoryBudget(self._limits.sessions_bytes_max, stalls)
+        self.session_budget = MemoryBudget(self._limits.sessions_bytes_max, stalls)
         self._calls_max = settings.concurrent_calls_max
         self._adapter = self._new_adapter()
         self._methods = SwitchableHandler()
@@ -419,8 +425,8 @@ class Server:
             return
         await self._health.report(
             {
-                WHOLE_SERVER: readiness.is_whole,
-                KV_SERVICE: readiness.is_whole,
+                WHOLE_SERVER: readiness.is_ready,
+                KV_SERVICE: readiness.is_ready,
                 ADMIN_SERVICE: True,
                 READ: readiness.reads is None,
                 WRITE: readiness.is_ready_for_writes,
@@ -479,7 +485,7 @@ class Server:
             self._runtime,
             calls_max=self._calls_max,
             limits=self._limits,
-            session_budget=self.session_room,
+            session_budget=self.session_budget,
         )
 
     async def _listen(self, services: Sequence[str]) -> None:

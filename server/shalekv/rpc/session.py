@@ -55,7 +55,7 @@ class HeldMemory:
         return self.held_bytes <= self._bytes_max and not is_crowded
 
     def hold(self, more_bytes: int) -> None:
-        """Hold so many bytes more, or fewer; after `close` nothing is held."""
+        """Hold `more_bytes` more, or give them back if negative; no effect after `close`."""
         if not self.is_closed:
             self.held_bytes += more_bytes
             self.budget.count(more_bytes)

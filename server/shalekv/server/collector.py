@@ -30,7 +30,7 @@ class Collector:
     async def run(self) -> None:
         """Collect until cancelled, which is safe at any moment.
 
-        Raises `StoreBroken` when the store of every database has failed in this way.
+        Raises `StoreBroken` when a sync has failed in the store of every database.
         """
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(self._repeat(each)) for each in self._databases]
@@ -52,9 +52,9 @@ class Collector:
 
     async def _collect(self, database: CollectJob) -> CollectReport | Exception:
         with bound_contextvars(url=database.url):
-            return await self._collected(database)
+            return await self._collect_and_log(database)
 
-    async def _collected(self, database: CollectJob) -> CollectReport | Exception:
+    async def _collect_and_log(self, database: CollectJob) -> CollectReport | Exception:
         began_ms, sent_before = self._clock.monotonic_ms(), database.sent.total
         database_log = log.bind(url=database.url)
         try:

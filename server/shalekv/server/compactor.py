@@ -5,15 +5,16 @@ The compactor of one database works until another one takes over:
     claim the epoch --> read manifest and WAL --> pick --> run, publish --> read again ...
                                              \--> nothing due: wait for a poll, or a hurry
 
-A merge of levels runs in a task beside the loop, so that compaction of the WAL, which may hold
-writes back, does not wait for its end. A crash at any point leaves objects that no manifest names,
-and leases that expire. A *hurry* is a request to compact at once what holds writes back.
+A merge of levels runs in a task beside the loop, so that compaction of the WAL does not wait for
+its end: writes may be held back until the WAL is compacted. A crash at any point leaves objects
+that no manifest names, and leases that expire. A *hurry* is a request to compact at once what holds
+writes back.
 
-A process has one compactor for each of its databases:
+A process has one compactor for each of its databases. It is opened, and compacts until an error:
 
-    open --> compact ---- failed ----> wait, longer each time ---> open
-       \           \---- another compactor has taken over, or the disk failed ----> given up
-        \---- the same
+    Superseded       another compactor has taken over: the database is given up
+    StoreBroken      a sync of its folder has failed: the database is given up
+    any other error  open again, after a wait that grows with each failure
 
 Databases share only the permits of their merges: a failure of one does not hold up the others.
 A process for a single database ends with its compactor; its parent decides what follows.
@@ -69,29 +70,29 @@ log = structlog.get_logger()
 class _Hurry:
     """A request to compact at once everything that is in the WAL when it is accepted."""
 
-    def __init__(self, asked: asyncio.Event) -> None:
-        """`asked` is set by the owner of the compactor."""
-        self._asked = asked
+    def __init__(self, requested: asyncio.Event) -> None:
+        """`requested` is set by the owner of the compactor."""
+        self._requested = requested
         self._end_wal_id = 0
 
     @property
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Return whether there is a request that is not accepted yet."""
-        return self._asked.is_set()
+        return self._requested.is_set()
 
     def accept(self, end_wal_id: int) -> None:
         """Accept a request, if there is one: it concerns the slots before `end_wal_id`."""
-        if self._asked.is_set():
-            self._asked.clear()
+        if self._requested.is_set():
+            self._requested.clear()
             self._end_wal_id = end_wal_id
 
     def concerns(self, wal_id: int) -> bool:
-        """Return whether this slot has to be compacted at once."""
+        """Return whether a request that was accepted asks to compact this slot at once."""
         return wal_id < self._end_wal_id
 
-    async def wait_asked(self) -> None:
+    async def wait_requested(self) -> None:
         """Wait for a request."""
-        await self._asked.wait()
+        await self._requested.wait()
 
 
 class _BackgroundMerge:
@@ -322,14 +323,14 @@ class Compactor:
 
     def _is_hurried(self) -> bool:
         first = self._manifest.current.first_uncompacted_wal_id
-        return self._hurry.is_asked or self._hurry.concerns(first)
+        return self._hurry.is_requested or self._hurry.concerns(first)
 
     async def _wait(self, longest_ms: float) -> None:
         """Wait for `longest_ms`, for a hurry, or for the end of the merge."""
         async with asyncio.TaskGroup() as waits:
             reasons = (
                 waits.create_task(self._store.runtime.clock.sleep_ms(longest_ms)),
-                waits.create_task(self._hurry.wait_asked()),
+                waits.create_task(self._hurry.wait_requested()),
                 waits.create_task(self._merge.wait_end()),
             )
 
@@ -355,26 +356,26 @@ class Compactors:
 
     def __init__(
         self,
-        places: Sequence[CompactionTarget],
+        targets: Sequence[CompactionTarget],
         settings: CompactorConfig,
         *,
         hurry: asyncio.Event | None = None,
         holder: str = "compactor",
     ) -> None:
-        """REQUIRES: `places` is not empty; `hurry` is given for a single database only."""
-        settings = settings if len(places) == 1 else _with_shared_rate(settings)
+        """REQUIRES: `targets` is not empty; `hurry` is given for a single database only."""
+        settings = settings if len(targets) == 1 else _with_shared_rate(settings)
         permits = MergePermits(MERGES_MAX)
         self._databases = [
-            _Database(place, settings, permits, hurry or asyncio.Event(), holder)
-            for place in places
+            _Database(target, settings, permits, hurry or asyncio.Event(), holder)
+            for target in targets
         ]
 
     async def run(self) -> None:
         """Compact until cancelled.
 
         With a single database, raises the error that has ended its compactor. With several, each
-        compactor is restarted until its database is given up; when all are, raises `StoreBroken` of
-        the first whose disk failed, otherwise `Superseded`.
+        compactor is restarted until its database is given up; when all are, raises the first
+        `StoreBroken`, or else `Superseded`.
         """
         if len(self._databases) == 1:
             await self._databases[0].compact()
@@ -403,14 +404,14 @@ class _Database:
 
     def __init__(
         self,
-        place: CompactionTarget,
+        target: CompactionTarget,
         settings: CompactorConfig,
         permits: MergePermits,
         hurry: asyncio.Event,
         holder: str,
     ) -> None:
         """Open nothing yet."""
-        self._place = place
+        self._target = target
         self._settings = settings
         self._permits = permits
         self._hurry = hurry
@@ -423,7 +424,7 @@ class _Database:
 
         Returns that error.
         """
-        clock, random = self._place.runtime.clock, self._place.runtime.random
+        clock, random = self._target.runtime.clock, self._target.runtime.random
         backoff, failures = Backoff(self._settings.compactor.poll_ms, RETRY_MS_MAX), 0
         while True:
             self._opened_ms = None
@@ -451,19 +452,19 @@ class _Database:
 
     async def compact(self, *, is_once: bool = False) -> None:
         """Take over, compact, and give up the leases. Raises as `Compactor.open` and `run`."""
-        with bound_contextvars(url=self._place.store.url):
+        with bound_contextvars(url=self._target.store.url):
             compactor = await Compactor.open(
-                self._place.store,
+                self._target.store,
                 settings=self._settings,
-                runtime=self._place.runtime,
+                runtime=self._target.runtime,
                 hurry=self._hurry,
-                parts=self._place.parts,
+                parts=self._target.parts,
                 permits=self._permits,
                 holder=self._holder,
                 after=self._own,
             )
             self._own = compactor.own
-            self._opened_ms = self._place.runtime.clock.monotonic_ms()
+            self._opened_ms = self._target.runtime.clock.monotonic_ms()
             try:
                 await compactor.run(is_once=is_once)
             finally:
@@ -485,7 +486,7 @@ class _Database:
             self._log().error(ended, exc_info=error, **details)
 
     def _log(self) -> structlog.stdlib.BoundLogger:
-        bound: structlog.stdlib.BoundLogger = log.bind(url=self._place.store.url)
+        bound: structlog.stdlib.BoundLogger = log.bind(url=self._target.store.url)
         return bound
 
 

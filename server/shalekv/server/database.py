@@ -54,7 +54,7 @@ async def create_database(
     With a `quorum` each safekeeper creates its log first; if one of them fails, none keeps its log.
 
     Raises:
-        DatabaseExists: there is any manifest; the first one may have been collected.
+        DatabaseExists: there is a manifest, not always the first, which may have been collected.
         IllegalState: there is no manifest but a WAL object, the remains of another database.
         StoreUnfit: a short form of `shalekv store verify`, which comes before the first manifest,
             shows that the store would lose data.
@@ -86,10 +86,10 @@ async def create_database(
     if quorum is None:
         await found(cas, manifest)
     else:
-        await _found_with_members(cas, manifest, quorum)
+        await _create_with_members(cas, manifest, quorum)
 
 
-async def _found_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum) -> None:
+async def _create_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum) -> None:
     check_first_count(quorum.addresses)
     place = DatabasePlace(manifest.database_id, cas.url)
     request_id = cas.runtime.random.randbytes(REQUEST_ID_BYTES)
@@ -106,7 +106,7 @@ async def _found_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum)
     except DatabaseExists:  # another process was faster: nobody needs the new logs
         await retire(quorum.links, manifest.database_id, members)
         raise
-    await _name_present(cas, with_members, quorum.links, request_id)
+    await _keep_present_members(cas, with_members, quorum.links, request_id)
 
 
 async def complete_creation(cas: CasStore, links: Links) -> None:
@@ -118,14 +118,16 @@ async def complete_creation(cas: CasStore, links: Links) -> None:
     if may_replace_first_members(manifest):
         request_id = cas.runtime.random.randbytes(REQUEST_ID_BYTES)
         with suppress(InvalidRequest):  # another process has finished it, or opened the database
-            await _name_present(cas, manifest, links, request_id)
+            await _keep_present_members(cas, manifest, links, request_id)
 
 
-async def _name_present(cas: CasStore, manifest: Manifest, links: Links, request_id: bytes) -> None:
-    """Name the members that exist in the manifest.
+async def _keep_present_members(
+    cas: CasStore, manifest: Manifest, links: Links, request_id: bytes
+) -> None:
+    """Admit the members of a new database again, and correct their ids in the manifest.
 
-    A safekeeper gives up a new log that no manifest names for long, and gets another member id
-    when it is admitted again.
+    A safekeeper deletes a new log if no manifest has named it for long. Its next log has another
+    member id.
     """
     place = DatabasePlace(manifest.database_id, cas.url)
     members = Configuration.of(manifest).members

@@ -87,7 +87,7 @@ class SnapshotReads:
         self._header = header
 
     async def open(self, request_header: kv_pb2.RequestHeader) -> OpenView:
-        """Open the view of the snapshot that a request names. Its read level has no meaning."""
+        """Open the view of the snapshot that a request names. Its read level is ignored."""
         opened = await self._views.open(request_header.snapshot_id)
         min_seq = request_header.min_seq
         if min_seq > opened.view.seq:

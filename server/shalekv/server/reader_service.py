@@ -37,7 +37,8 @@ class ReaderKv:
     ) -> None:
         """Create the service. The engine must be running for the replies to show newer state.
 
-        REQUIRES: the engine calls `views.shed`.
+        REQUIRES: the engine was given `views.shed`, to free memory that views keep.
+
         `store` says what is wrong with the object store, for the errors of reads that do not end in
         time.
         """

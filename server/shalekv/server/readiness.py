@@ -1,4 +1,4 @@
-"""Readiness of a role for reads and for writes, for health checks and operators."""
+"""Readiness of a role for reads and for writes, for health checks and statuses."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shalekv.wording import Trouble
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Trouble with reads and with writes, as of now."""
+    """Trouble with reads and with writes, as of now. A reader takes no writes."""
 
     reads: Trouble | None = None  # None: reads are answered
     writes: Trouble | None = None  # None: writes become durable, where this role takes any
     takes_writes: bool = True  # False: a reader
 
     @property
-    def is_whole(self) -> bool:
+    def is_ready(self) -> bool:
         """True if neither reads nor writes are in trouble."""
         return self.reads is None and self.writes is None
 

@@ -137,10 +137,10 @@ class Reads:
     def _read(self, level: LevelValue, read: _Read[ReadReplyT]) -> Answer[ReadReplyT]:
         """Read the newest state of the level.
 
-        The reply is ready at once if the durable prefix has no gap behind it, the level is not
-        LINEARIZABLE, and no block of an SST is needed. A read shows a prefix of the log, as a scan
-        does: where objects have landed behind a gap, it waits until the gap is closed. Otherwise
-        two reads that each saw one of two commits would show an order that never was (I14).
+        The reply is ready at once unless the level is LINEARIZABLE, a block of an SST is needed, or
+        WAL objects have landed behind a gap. A read shows a prefix of the log, as a scan does: it
+        waits until the gap is closed. Otherwise two reads that each saw one of two commits would
+        show an order that never was (I14).
         """
         engine = self._engine
         if level == LINEARIZABLE:
@@ -177,7 +177,10 @@ class Reads:
         return self._look_up(read, engine.committed, prefix.seq, prefix.wal_id, retry)
 
     def _retry(self, read: _Read[ReadReplyT], retries_left: int) -> Retry[ReadReplyT] | None:
-        """Return a retry in a newer version of the levels, for a read that loses its version."""
+        """Return a retry in a newer version of the levels, for a read that loses its version.
+
+        It loses it when objects of the version are deleted. None: no retries are left.
+        """
         if not retries_left:
             return None
         return lambda: self._read_view(read, retries_left - 1)

@@ -378,7 +378,10 @@ class Scans:
         snapshots: SnapshotReads,
         header: MakeHeader,
     ) -> None:
-        """Create the scans of `engine`. REQUIRES: the engine calls `views.shed`."""
+        """Create the scans of `engine`.
+
+        REQUIRES: the engine was given `views.shed`, to free memory that views keep.
+        """
         self._engine = engine
         self._limits = limits
         self._clock = clock

@@ -67,7 +67,7 @@ class SnapshotAdmin:
         """Extend the life of a snapshot."""
         self._check(request.header, call)
         ttl_ms = self._ttl_ms(request)
-        renewed = await self._snapshots.renew(_called(request), ttl_ms=ttl_ms)
+        renewed = await self._snapshots.renew(_name_or_id(request), ttl_ms=ttl_ms)
         info = await self._info(renewed)
         return admin_pb2.RenewSnapshotReply(header=self._reply_header(), snapshot=info)
 
@@ -85,7 +85,7 @@ class SnapshotAdmin:
     ) -> admin_pb2.DeleteSnapshotReply:
         """Delete a snapshot; in this process, reads of it fail from the next one on."""
         self._check(request.header, call)
-        await self._snapshots.delete(_called(request))
+        await self._snapshots.delete(_name_or_id(request))
         self._views.live.forget_poll()
         return admin_pb2.DeleteSnapshotReply(header=self._reply_header())
 
@@ -149,8 +149,8 @@ def snapshot_info(snapshot: Snapshot, seq: int) -> admin_pb2.SnapshotInfo:
     )
 
 
-def _called(request: RequestWithName) -> str:
-    """Return the argument by which `Snapshots` finds it: its name, or its id in hexadecimal."""
+def _name_or_id(request: RequestWithName) -> str:
+    """Return the name of the snapshot, or its id in hexadecimal, as `Snapshots` takes them."""
     if request.name:
         if request.id:
             raise InvalidRequest("name", "excludes id")

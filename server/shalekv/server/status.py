@@ -3,8 +3,8 @@
 A status explains a slow read (SSTs that have to be searched, blocks that had to be fetched) and a
 full bucket (data that is not compacted or that snapshots pin): sizes of the levels, amplification,
 compaction debt, caches, requests to the store, snapshots; the manifest, safekeepers and the use of
-the memory budget. `StoreUse` counts the requests of all processes of a server, by which the bill
-of the store is made out.
+the memory budget. `StoreUse` counts the requests of all processes of a server, on which its bill
+depends.
 """
 
 from __future__ import annotations

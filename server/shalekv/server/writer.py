@@ -71,7 +71,7 @@ class Writer:
         since_epoch: int | None = None,
         links: Links | None = None,
     ) -> Writer:
-        """Take over the database in `store`. Raises as `open_log`, which knows `since_epoch`.
+        """Take over the database in `store`. See `open_log` for `since_epoch` and errors.
 
         `advertise` is the HOST:PORT that the manifest will name. `links` are the connections to the
         safekeepers of a database that has some; the caller closes them.

@@ -37,8 +37,8 @@ class Ingests:
     async def ingest_sst(self, request: admin_pb2.IngestSstRequest) -> admin_pb2.IngestSstReply:
         """Commit the files, unless the load was committed before.
 
-        When a call ends early, by its deadline for example, the load is committed by then or it
-        never will be by this call.
+        A call that ends early, for example by its deadline, has committed the load by then, or
+        does not commit it afterwards.
         """
         check_load_header(request.header)
         load_id = check_load_id(request.load_id)
@@ -88,7 +88,8 @@ class WriterKv:
     ) -> None:
         """Create the service. The engine must be running for writes to be answered.
 
-        REQUIRES: the engine calls `views.shed`.
+        REQUIRES: the engine was given `views.shed`, to free memory that views keep.
+
         `store` says what is wrong with the object store, for the errors of calls that do not end in
         time.
         """

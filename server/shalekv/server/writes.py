@@ -154,7 +154,7 @@ class _UnpinnedReadSet:
         self._token = weakref.ref(read_set.token) if read_set.token is not None else None
 
     def pinned(self) -> ReadSet:
-        """Return the read set, with its token; without one, and so outdated, if it is gone."""
+        """Return the read set with its token. If the token is gone, the read set is outdated."""
         return replace(self._read_set, token=self._token() if self._token is not None else None)
 
 

@@ -299,8 +299,8 @@ class LimitSettings(Settings):
         default=16 * MIB,
         ge=256 * KIB,
         le=64 * GIB,
-        description="Memory for the writes of these snapshots that were not compacted when the "
-        "snapshots were created. A snapshot with more than this is read, but not kept open.",
+        description="Memory for keeping snapshots open for reads: for the writes of each that were "
+        "not compacted when it was created. One with more than this is read, but not kept open.",
         json_schema_extra={"user": "operator sizing memory"},
     )
 
@@ -317,7 +317,8 @@ class WatchSettings(Settings):
         default=16 * MIB,
         ge=256 * KIB,
         le=64 * GIB,
-        description="The same for all streams together.",
+        description="Memory for replies of watches that clients have not taken, of all streams "
+        "together. One stream may hold a quarter of it, and at most 4 MiB.",
         json_schema_extra={"user": "operator sizing memory for slow watchers"},
     )
     watch_progress_ms: int = Field(

@@ -160,7 +160,7 @@ async def test_a_session_that_was_ended_gets_the_error() -> None:
     """
     limits = LIMITS.model_copy(update={"result_stalled_ms": 500})
     async with served_writer(limits=limits) as (it, _), AsyncExitStack() as stack:
-        budget = it.server.session_room
+        budget = it.server.session_budget
         assert budget.stalls is not None
         await it.kv.Put(kv_pb2.PutRequest(key=b"a", value=VALUE * 16))
         silent = []

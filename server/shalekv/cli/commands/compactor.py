@@ -221,9 +221,9 @@ async def _compact(
         opened = await stack.enter_async_context(open_databases(urls, settings.store))
         if has_parent_pipe:
             stack.enter_context(reporting_to_parent([store.sent for store, _ in opened]))
-        places = [_place(store, runtime, settings) for store, runtime in opened]
+        targets = [_target(store, runtime, settings) for store, runtime in opened]
         holder = f"compactor {os.getpid()} on {socket.gethostname()}"
-        role = Compactors(places, settings, hurry=hurry, holder=holder)
+        role = Compactors(targets, settings, hurry=hurry, holder=holder)
         with stop.interruptible():
             await (_once(role) if is_once else role.run())
     _log.info("stopped", requests=sum(store.sent.total for store, _ in opened))
@@ -236,6 +236,6 @@ async def _once(role: Compactors) -> None:
             raise failure
 
 
-def _place(store: ObjectStore, runtime: Runtime, settings: CompactorConfig) -> CompactionTarget:
+def _target(store: ObjectStore, runtime: Runtime, settings: CompactorConfig) -> CompactionTarget:
     cas = CasStore(store, runtime, settings.store)
     return CompactionTarget(store, runtime, ProcessParts(cas, settings))

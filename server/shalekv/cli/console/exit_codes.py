@@ -1,4 +1,18 @@
-"""Exit codes of the commands, and the mapping of errors to them."""
+"""Exit codes of the commands, and the mapping of errors to them.
+
+An error becomes the exit code of the process in one of these places:
+
+    cli.main.main                   commands that read or edit the object store
+    cli.console.connection.talk     commands that talk to a server; these also have `ClientExit`
+    cli.process.lifecycle           serve, reader, safekeeper: `run_server` logs the error
+    cli.process.databases           compactor, collector: `run_to_end` logs the error
+    cli.process.shutdown            a second signal ends the process at once
+    cli.console.lazy_commands       Ctrl-C in any other command: `INTERRUPTED`
+    cli.console.output              standard output cannot be written: `OUTPUT`
+
+A usage error of click is `USAGE`. A command whose result is a verdict, such as `fsck`, chooses the
+code itself.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +91,10 @@ _OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The exit code of a command ended by `error`; for a group, the code its members share."""
+    """The exit code of a command ended by `error`.
+
+    For an exception group it is the code of all its members, or `UNEXPECTED` if they differ.
+    """
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return ExitCode.ADDRESS_IN_USE
     if isinstance(error, BaseExceptionGroup):

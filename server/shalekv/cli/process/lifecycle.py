@@ -3,7 +3,11 @@
     OPENING ---> SERVING --- stop requested --> DRAINING --- all answered, or grace over ---> end
                     |                              NOT_SERVING; new calls are refused,
                     |                              accepted ones are completed
-                    +------- the role failed ----> the same for FAILED_GRACE_MS, then the error
+                    +------- the role failed ---> FAILED --- FAILED_GRACE_MS at most --> error
+                                                   NOT_SERVING; calls fail
+
+While it serves, `_report_readiness` passes the readiness of the role to the health checks of
+`rpc.server`. `run_server` converts the error that ends the process to its exit code.
 
 Nothing here restarts a role: a failed process ends, and its supervisor decides. See
 `cli.process.writer` for writers that are started by an election.
@@ -88,7 +92,10 @@ class ServerRole(Protocol):
         ...
 
     async def release(self, timeout_ms: float) -> None:
-        """Release what protects reads. REQUIRES: `run` has returned, and nothing reads."""
+        """Delete the snapshots that protect reads, and close files.
+
+        REQUIRES: `run` has returned, and no read is running.
+        """
         ...
 
 
@@ -169,7 +176,7 @@ async def start_serving(
 ) -> None:
     """Serve calls from now on; `announce` is called with HOST:PORT."""
     memory = role.admin.report.memory
-    memory.measure("sessions_bytes_max", lambda: server.session_room.used_bytes)
+    memory.measure("sessions_bytes_max", lambda: server.session_budget.used_bytes)
     _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)
     tune_garbage_collector()
     await server.start(role.kv, role.admin, role.watches, role.readiness() or READY)

@@ -1,8 +1,8 @@
 r"""Supervisor of the child processes of `shalekv serve`: its compactor and its collector.
 
     starting ---> running ---- ended ----> waiting, longer each time ---> starting
-       |             |    \--- ended with a code of STAY_DOWN ---> down (FENCED: until
-       |             |                                             writes are held back for long)
+       |             |    \--- ended with a code of STAY_DOWN ---> down (after FENCED: until data
+       |             |                        that is not compacted is pressing for TAKEOVER_MS)
        +-------------+--- stop requested: end of its pipe, then SIGTERM, then SIGKILL
 
 Child processes take no time from the event loop that serves, and run at a lower priority. They end
@@ -58,8 +58,8 @@ LAST_REPORT_MS = 1_000
 # a store that refuses every start.
 RESTART_INITIAL_MS = 500
 RESTART_MAX_MS = 60_000
-# When writes have been delayed for so long, no other compactor works: one that does ends the delay
-# within a few seconds.
+# When data that is not compacted has pressed for so long, no other compactor works: one that does
+# ends the pressure within a few seconds.
 TAKEOVER_MS = 30_000
 GRACE_MS = 5_000  # until SIGTERM, and again until SIGKILL: a child has to end requests in flight
 PRESSURE_POLL_MS = 50  # a memtable of some MiB is filled in a second
@@ -69,7 +69,7 @@ STARTED_BY_ITSELF = ("-m", "shalekv.cli.main")
 STAY_DOWN: Mapping[int, str] = {
     ExitCode.FENCED: "another compactor has taken over, and restarting this one would fence it: "
     "give --no-with-compactor to this server if another compactor is intended. It is started again "
-    "when nothing is compacted for 30 seconds",
+    "when data that is not compacted threatens to hold writes back for 30 seconds",
     ExitCode.USAGE: "its settings are wrong, and would be wrong again",
 }
 
@@ -291,7 +291,7 @@ class ChildSupervisor:
             raise failure
 
     def hurry(self) -> None:
-        """Tell the compactor that data that is not compacted holds writes back."""
+        """Ask the compactor to compact at once what is about to hold writes back."""
         process = self._processes.get(COMPACTOR)
         pipe = process.stdin if process is not None else None
         # If the compactor does not read, an earlier line is still waiting for it.
@@ -330,7 +330,7 @@ class ChildSupervisor:
             delay_ms = min(2 * delay_ms, RESTART_MAX_MS)
 
     async def _is_takeover_due(self) -> bool:
-        """Wait until writes were held back for `TAKEOVER_MS`; False if a stop came before.
+        """Wait until `is_pressed` for `TAKEOVER_MS`; False if a stop came before.
 
         The compactor that took over may have ended, for example with the fenced writer that
         started it.

@@ -3,12 +3,17 @@
 Without an elector the writer opens the database at once. With `--elect` the process waits for a
 lease first:
 
-    STANDBY -------- elected ----> opening ----> SERVING ---- stop requested --> draining, release
-      NOT_SERVING; calls fail        |             |
-      with the elected address       |             +-- lease lost: the same, without a release
-        ^                            |             +-- fenced: another has opened the database
-        |                            v             v
-        +------ after a delay -------+-------------+
+    STANDBY ---- elected ----> OPENING ----> SERVING ---- the term ends ----> STANDBY, or the end
+      NOT_SERVING; calls fail
+      with the elected address
+
+A term ends for one of these reasons:
+
+    stop requested      drain, release the lease; the process ends
+    lease lost          drain, or give up the opening; campaign again at once
+    fenced              campaign again after 1 to 2 TTLs; the lease expires by itself
+    temporary failure   release the lease; campaign again after 1 to 2 TTLs (`_ENDS_A_TERM`)
+    other failure       release the lease; the process ends with the error
 
 The lease only decides who tries to open the database. Opening claims an epoch and fences the older
 writer, as without a lease, and that alone keeps the history consistent: if two processes believe
@@ -290,7 +295,7 @@ class _Term:
                 failure = error
             finally:
                 asking.cancel()
-                # After a fence the lease lapses by itself, to give the new writer some time.
+                # After a fence the lease expires by itself, to give the new writer some time.
                 await self._end_lease(is_released=not isinstance(failure, Stopping))
         if failure is not None:
             raise failure

@@ -4,9 +4,9 @@
 lease by creating the next one. A candidate that has seen the same lease as the highest for its
 whole TTL creates the next one as well. Both use the same name, so only one succeeds.
 
-A stalled process may create a name again that was deleted behind the others. So a process that
-takes a lease lists the folder *after* it has created it, and only the highest lease counts, as with
-manifests (F2).
+A stalled process may create a lease whose name was in use before, and was deleted because newer
+leases exist. So a process that takes a lease lists the folder *after* it has created it, and only
+the highest lease counts, as with manifests (F2).
 
 Requests while nothing changes: a holder creates one object each third of the TTL, and deletes
 several at once. A candidate asks for one object about each thirteenth of the TTL, and lists the

@@ -1,4 +1,4 @@
-"""Interfaces of electors, the lease that all of them share, and the setting `elect`.
+"""Interfaces of electors, the renewal of leases for all of them, and the setting `elect`.
 
 An elector may be wrong: it may elect two processes at once, or none for a while. Epochs and fences
 keep the history right in any case (server/docs/protocol.md, "Epochs and fences"). Another kind of
@@ -131,12 +131,13 @@ class Term(Protocol):
     async def keep(self) -> str:
         """Renew the lease until it is lost; returns the reason.
 
-        May be cancelled, and called again after that.
+        May be cancelled, and called again after that. What this process does as the writer when the
+        lease is lost is up to `cli.process.writer`.
         """
         ...
 
     async def resign(self) -> None:
-        """Release the lease. REQUIRES: `keep` is not running."""
+        """Release the lease, unless it was lost. REQUIRES: `keep` is not running."""
         ...
 
 
@@ -157,8 +158,8 @@ class LeasedTerm:
 
     held ---- renewed every third of the TTL ----> held
      |
-     +------ somebody else has it ----------------> lost
-     +------ not renewed for HOLD_SHARE of it ----> lost, before anybody else may take it
+     +------ another process has it --------------> lost
+     +------ not renewed for HOLD_SHARE of it ----> lost, before another process may take it
     """
 
     def __init__(

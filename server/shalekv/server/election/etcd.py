@@ -1,8 +1,8 @@
 """Election in etcd: one key, created if it is absent, that lives as long as a lease of etcd.
 
 A holder keeps its lease alive, and checks that the key is still its own: deleting the key by hand
-makes it step down. A candidate polls the key, and creates it when it is gone. etcd ends a lease by
-its own time, in whole seconds, and some hundred milliseconds later.
+makes it step down. A candidate polls the key, and creates it when it is gone. etcd measures a lease
+by its own clock, in whole seconds, and ends it some hundred milliseconds late.
 
 etcd3gw is OpenStack's client of etcd's JSON gateway. It blocks, so requests run in threads of their
 own: one that hangs must not hold up the object store. Its watches have no time limit, so nothing is

@@ -2,10 +2,10 @@
 
     wait   for commits, or until the next poll is due
     poll   list the archive, read the manifest; trim objects that were listed (CE13)
-    add    the appointed member, or one that has waited long, uploads complete objects (CE7)
+    add    the appointed member uploads complete objects, or another one after a long wait (CE7)
 
-It matters only for the number of requests which members archive: names are created once, and the
-bytes of an object are a function of the log (CE16). When the archive contradicts the log, an
+Several members may archive at once. That costs requests, but is safe: names are created once, and
+the bytes of an object are a function of the log (CE16). When the archive contradicts the log, an
 archiver raises an alarm, and neither adds nor trims any more until its process is restarted.
 """
 
@@ -76,7 +76,7 @@ class PollTimer:
         return due_ms - self._clock.monotonic_ms()
 
     def begin(self) -> None:
-        """Begin a poll. It is repeated at once unless it is ended."""
+        """Begin a poll. Until `end` is called the next poll is due at once."""
         self._polled_ms = self._clock.monotonic_ms()
 
     def end(self, *, is_manifest_read: bool) -> None:
@@ -285,8 +285,9 @@ class Archiver:
     async def _add(self, waiting: list[LogObject]) -> None:
         """Upload some of these objects, and move `_tip` up to the first gap.
 
-        An upload begins when all objects `PARALLEL_UPLOADS` or more before it are archived.
-        So no more than that are behind a gap, or behind an object that contradicts the log.
+        An upload begins when the object `PARALLEL_UPLOADS` before it, and all earlier ones, are
+        archived. So fewer objects than that are behind a gap, or behind an object that contradicts
+        the log.
         """
         batch = waiting[: PARALLEL_UPLOADS * _BATCH_PER_UPLOAD]
         if not batch:

@@ -192,7 +192,7 @@ class LogDisk:
     """The disk of one log: what is written to it, and the space for more."""
 
     def __init__(self, member_log: MemberLog, syncer: Syncer, *, bytes_max: int) -> None:
-        """The log may have `bytes_max`, all of which is not in the archive."""
+        """`bytes_max` limits the log: the bytes that are not known to be in the archive."""
         self.log = member_log
         # Records were refused, because the log was too large, since this was cleared.
         self.is_space_wanted = False

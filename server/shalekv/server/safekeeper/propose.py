@@ -1,9 +1,9 @@
 """Streams of a member: `Safekeeper.Propose` for its writer, `Fetch` and `Tail` for those who read.
 
 `ProposeStream` takes the messages of one writer and sends the replies in their order; in between it
-sends notifications of how far the member has seen the archive. `fetch` and `tail` keep nothing in
-memory for their readers: each piece is read when the one before was taken. A reader that is too
-slow loses its position when the log is trimmed, and continues with the archive.
+notifies the writer of the last WAL object that the member has seen in the archive. `fetch` and
+`tail` keep nothing in memory for their readers: each piece is read when the one before was taken. A
+reader that is too slow loses its position when the log is trimmed, and continues with the archive.
 """
 
 from __future__ import annotations

@@ -130,7 +130,10 @@ class _RelayQueue:
             self.task.cancel()
 
     async def run(self) -> None:
-        """Send what is queued; returns when the node was not reached, and nothing came since."""
+        """Send what is queued.
+
+        After a failure the queue is dropped; returns if nothing is queued `PAUSE_MS` later.
+        """
         while self._queued:
             try:
                 link = await self._links.relay(self.address)
@@ -167,7 +170,7 @@ class RelayStream:
     async def read(
         self, requests: AsyncIterator[wire.RelayRequest], _tasks: asyncio.TaskGroup
     ) -> None:
-        """Take the appends that count, and drop the others."""
+        """Pass the appends to their members, and relay those that were taken; drop the others."""
         try:
             async for request in requests:
                 if self._over.is_set():
