@@ -368,7 +368,7 @@ class LoadFiles:
             raise
 
     async def finish(self) -> list[SstInfo]:
-        """Upload the rest; return all files by key, as a load lists them. Empty without rows.
+        """Upload the rest; return the entries of all files, in the order of their keys.
 
         Raises as `add`.
         """

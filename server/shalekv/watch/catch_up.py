@@ -49,7 +49,7 @@ class CatchUpWatch(Watcher, Protocol):
         """Return whether it is closed: nothing more is published to it."""
         ...
 
-    async def publish_when_free(self, event: ChangeEvent) -> None:
+    async def accept_when_free(self, event: ChangeEvent) -> None:
         """Wait for space in the queue, then accept the event."""
         ...
 
@@ -288,7 +288,7 @@ class _WalPass:
     async def _publish_event(self, watches: Iterable[CatchUpWatch], event: ChangeEvent) -> None:
         for watch in watches:
             if not watch.is_over and watch.next_seq <= event.seq:
-                await watch.publish_when_free(event)
+                await watch.accept_when_free(event)
 
     async def _publish_topic(self, load: CommittedLoad, topic: Topic[CatchUpWatch]) -> None:
         watches = topic.all_watchers()

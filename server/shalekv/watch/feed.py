@@ -139,7 +139,7 @@ class CommitFeed:
             prior = None if before is None else ViewBefore(before)
             for group, events in joined.events_of(obj, prior):
                 for watcher in group:
-                    if not all(watcher.publish(event) for event in events):
+                    if not all(watcher.accept(event) for event in events):
                         joined.remove(watcher)
 
     def applied(self, obj: AppliedObject, before: ReadView | None) -> None:
@@ -157,7 +157,7 @@ class CommitFeed:
         for watchers, events in self._subscriptions.events_of(obj, prior):
             for watcher in watchers:
                 for event in events:
-                    if not watcher.publish(event):
+                    if not watcher.accept(event):
                         break
 
     def _applied_load(self, obj: AppliedObject) -> None:

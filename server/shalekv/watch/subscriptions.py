@@ -25,7 +25,7 @@ class Watcher(Protocol):
         """Return whether its change events include previous values. Never changes."""
         ...
 
-    def publish(self, event: ChangeEvent) -> bool:
+    def accept(self, event: ChangeEvent) -> bool:
         """Accept the next commit to the range; return whether the watcher accepts more.
 
         It neither waits nor raises. A watcher whose queue has no space returns False, and has left

@@ -108,7 +108,7 @@ class Watch:
         """Return whether it is closed."""
         return self.state is WatchState.OVER
 
-    def publish(self, event: ChangeEvent) -> bool:
+    def accept(self, event: ChangeEvent) -> bool:
         """Queue the next commit from the feed.
 
         Return False if there is no space: then the watch has left the feed, and reads the WAL.
@@ -121,7 +121,7 @@ class Watch:
         self._put(event)
         return True
 
-    async def publish_when_free(self, event: ChangeEvent) -> None:
+    async def accept_when_free(self, event: ChangeEvent) -> None:
         """Queue the next commit that was read from the WAL, when there is space for it."""
         await self._stream.wait_for_space(event.size_bytes)
         if not self.is_over:

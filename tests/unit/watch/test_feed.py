@@ -1,4 +1,4 @@
-"""The commit feed: the watches an object is published to, the range index, and values before."""
+"""The commit feed: the watches an object is published to, the range index, and previous values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RecordingWatcher:
         self._feed = feed
         feed.join(self)
 
-    def publish(self, event: ChangeEvent) -> bool:
+    def accept(self, event: ChangeEvent) -> bool:
         if len(self.events) == self._event_count_max:
             self.fall_behind(event.seq, event.wal_id)
             return False
@@ -258,7 +258,7 @@ async def test_value_is_unknown_when_the_levels_are_gone() -> None:
 
 
 def test_commits_of_one_object_come_one_after_the_other() -> None:
-    """Inside an object the value before is the version before, unless a range delete is between."""
+    """Inside an object the previous value is the version before, unless a range delete is between."""
     newest, middle, first = (Entry(b"k", seq, Kind.PUT, b"%d" % seq) for seq in (9, 7, 5))
     deleted = range_tombstone(b"a", b"", 8)
     obj = AppliedObject(1, 9, [newest, middle, first], [deleted])

@@ -88,7 +88,7 @@ async def test_stalled_stream_is_cut_and_resumes_at_next_seq() -> None:
 
 async def test_streams_stalled_within_an_object_do_not_block_others() -> None:
     """Streams that stall in the middle of an object let other streams read; when they go on, they
-    get the rest of the object, once, with the values before.
+    get the rest of the object, once, with the previous values.
     """
     async with watched(watching=SMALL) as cluster:
         put = cluster.writer.put

@@ -37,7 +37,7 @@ def reported(commits: list[kv_pb2.WatchCommit], last_seq: int = 2**63) -> Commit
 
 
 def reported_change(change: WatchChange) -> Change:
-    """Return a change of a reply, without the value before."""
+    """Return a change of a reply, without the previous value."""
     entry = change.entry
     return Change(change.kind, entry.key, entry.value, entry.seq, change.end)
 
@@ -81,7 +81,7 @@ def change_in(entry: Entry, keys: KeyRange) -> Change | None:
 
 
 async def values_before(database: Database) -> ValuesBefore:
-    """Return the value before each change of a key, from the log alone."""
+    """Return the previous value for each change of a key, from the log alone."""
     state: dict[bytes, bytes] = {}
     found: ValuesBefore = {}
     commits: dict[int, list[Entry]] = {}

@@ -52,7 +52,7 @@ class OutputOwner:
     """The identity under which SSTs are written; their footers and ids contain it."""
 
     database_id: bytes
-    own: CompactorId
+    compactor: CompactorId
     lease_id: bytes
     logical_time_ms: int
 
@@ -76,8 +76,8 @@ class LevelWriter:
         properties = SstProperties(
             name=level_name(sst_id),
             database_id=owner.database_id,
-            writer_epoch=owner.own.epoch,
-            writer_nonce=owner.own.nonce,
+            writer_epoch=owner.compactor.epoch,
+            writer_nonce=owner.compactor.nonce,
             write_id=random.randbytes(_WRITE_ID_BYTES),
             logical_time_ms=owner.logical_time_ms,
         )

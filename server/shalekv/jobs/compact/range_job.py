@@ -392,7 +392,9 @@ async def _plan(
     now_ms = await store.now_ms()
     owner = OutputOwner(
         database_id=manifest.database_id,
-        own=CompactorId(manifest.compactor_epoch, store.runtime.random.randbytes(_NONCE_BYTES)),
+        compactor=CompactorId(
+            manifest.compactor_epoch, store.runtime.random.randbytes(_NONCE_BYTES)
+        ),
         lease_id=lease_id,
         logical_time_ms=manifest.logical_time_ms,
     )

@@ -155,7 +155,7 @@ class Compactions:
     ) -> JobOutcome:
         owner = OutputOwner(
             database_id=manifest.database_id,
-            own=self._manifest.own,
+            compactor=self._manifest.own,
             lease_id=held.lease.id,
             logical_time_ms=manifest.logical_time_ms,
         )
