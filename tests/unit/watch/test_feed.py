@@ -258,7 +258,7 @@ async def test_value_is_unknown_when_the_levels_are_gone() -> None:
 
 
 def test_commits_of_one_object_come_one_after_the_other() -> None:
-    """Inside an object the previous value is the version before, unless a range delete is between."""
+    """In an object the previous value is the version before, unless a range delete is between."""
     newest, middle, first = (Entry(b"k", seq, Kind.PUT, b"%d" % seq) for seq in (9, 7, 5))
     deleted = range_tombstone(b"a", b"", 8)
     obj = AppliedObject(1, 9, [newest, middle, first], [deleted])
