@@ -17,7 +17,7 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.contents import SstContents
 from shalekv.format.footer import SstProperties
 from shalekv.format.index import BlockHandle
-from shalekv.format.records import client_key, decode_load, decode_record
+from shalekv.format.records import client_key, decode_idempotency_record, decode_load
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import (
@@ -194,7 +194,7 @@ def _describe_system(entry: Entry) -> Json:
     row = _describe_point(entry) | {"client_key": _text(client_key(entry.key))}
     if entry.kind is Kind.TOMBSTONE:
         return row
-    record = decode_record("a golden file", entry.value)
+    record = decode_idempotency_record("a golden file", entry.value)
     return row | {
         "request_hash": record.request_hash.hex(),
         "wal_id": record.wal_id,
@@ -217,7 +217,7 @@ def _describe_control(entry: Entry) -> Json:
 def _describe_block(handle: BlockHandle) -> Json:
     """Return the index entry, without the additions of the list that names the SST."""
     described = _described(handle._asdict())
-    del described["listed_seq"]
+    del described["assigned_seq"]
     return described
 
 

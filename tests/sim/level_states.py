@@ -172,7 +172,7 @@ class LevelStates:
         if info.id not in self._read:
             name = names.level_name(info.id)
             data, seq = self._data[name], info.max_seq
-            sst = open_sst(name, data, database_id=self._database_id, listed_seq=seq)
+            sst = open_sst(name, data, database_id=self._database_id, assigned_seq=seq)
             entries = list(sst.entries())
             points = {entry.key: entry for entry in entries}
             if len(points) < len(entries):

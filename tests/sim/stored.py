@@ -184,7 +184,7 @@ def wal_object(
         for file in (names.level_name(info.id) for info in load.ssts):
             if file not in levels:
                 raise Violation(f"I1: {name} commits {file}, which was never written")
-            opened = open_sst(file, levels[file], database_id=database_id, listed_seq=load.seq)
+            opened = open_sst(file, levels[file], database_id=database_id, assigned_seq=load.seq)
             entries += opened.entries()
     return WalObject(
         wal_id,

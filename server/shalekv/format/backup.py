@@ -6,8 +6,8 @@ their objects:
     backups/<id>.backup                               the description of a backup
     backup_levels/<UUID version 7>.<CRC-32C>.sst      a copy of an SST of the levels
     backup_wal/<20 digits>.<write id>.<CRC-32C>.sst   a copy of a WAL object
-    backup_marks/<id>.<creation or deletion>          a process makes or deletes backups
-    backup_marks/<id>.creation.<id>                   and was still doing so at a later time
+    backup_marks/<id>.<creation or deletion>          a process that makes or deletes backups
+    backup_marks/<id>.creation.<id>                   its heartbeat: the second id has a later time
     backup_marks/restoration                          in a place where a backup is restored: its id
 
 An id begins with the time at which the backup began. The name of a copy identifies its bytes: slots
@@ -20,8 +20,8 @@ Byte layout of a description, numbers least significant byte first; the same in 
     16  CRC-32C u32 of bytes 0 to 15 and of the JSON
     20  the JSON, to the end of the object:
         backup_id, source_url, database_id (hexadecimal), seq, logical_time_ms,
-        manifest_id, manifest (that of the snapshot, base64; of its pending loads, those that the
-        WAL objects among the copies commit),
+        manifest_id, manifest (base64; that of the snapshot, without the pending loads that no WAL
+        object among the copies commits),
         copies: [name in the repository, size in bytes], the WAL first, in the order of its slots
 """
 

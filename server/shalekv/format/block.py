@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from shalekv.errors import BadStructure, UnsupportedVersion
-from shalekv.format.block_frame import HEADER_BYTES, pack_header, plain
+from shalekv.format.block_frame import HEADER_BYTES, pack_header, uncompressed
 from shalekv.format.coding import MAX_U64, Piece, pack_u32s, pack_u64s, padding
 from shalekv.format.columns import KIND_OF, KINDS_OF, Columns, Section, refuse_kind, violation
 from shalekv.format.records import unknown_kind
@@ -96,7 +96,7 @@ class Block:
     kinds_at: int
     keys_at: int
     values_at: int
-    listed_seq: int = 0  # sequence number of all rows, if they do not have one; 0: they do
+    assigned_seq: int = 0  # sequence number of all rows, if they do not have one; 0: they do
 
     def __len__(self) -> int:
         return self.rows
@@ -179,8 +179,8 @@ class Block:
         return bisect_left(range(self.rows), x=True, lo=row + 1, key=is_reached)
 
     def _seq(self, row: int) -> int:
-        if self.listed_seq:
-            return self.listed_seq
+        if self.assigned_seq:
+            return self.assigned_seq
         at = _COLUMNS_AT + 8 * row if self.flags & HAS_SEQS else _COLUMNS_AT
         seq: int = _U64.unpack_from(self.piece.data, at)[0]
         return seq
@@ -202,20 +202,20 @@ class Block:
         return self.piece.malformed(_COLUMNS_AT, problem)
 
 
-def parse_block(piece: Piece, listed_seq: int = 0) -> Block:
+def parse_block(piece: Piece, assigned_seq: int = 0) -> Block:
     """Return the block in `piece`, whose checksum has been verified.
 
-    `listed_seq` is the sequence number of all rows of an SST that was written without (0: rows have
-    their own).
+    `assigned_seq` replaces the sequence numbers of an SST whose rows were written before theirs was
+    known: see `read_index` in `shalekv.format.sst`. 0: the rows keep their own.
     """
-    piece, section, columns_end = plain(piece)
+    piece, section, columns_end = uncompressed(piece)
     rows, flags = piece.unpack(_COUNTS, HEADER_BYTES, "row count and flags")
     if flags & ~KNOWN_FLAGS:
         problem = f"flags {flags:#x} are for a later version"
         raise UnsupportedVersion(piece.name, piece.offset + HEADER_BYTES + 4, problem)
     if rows == 0:
         raise piece.malformed(HEADER_BYTES, "expected one row or more")
-    if listed_seq and (flags & HAS_SEQS or piece.unpack(_U64, _COLUMNS_AT, "sequence number")[0]):
+    if assigned_seq and (flags & HAS_SEQS or piece.unpack(_U64, _COLUMNS_AT, "sequence number")[0]):
         raise piece.malformed(_COLUMNS_AT, "a row has a sequence number, and the footer says: none")
     expiry_at = _COLUMNS_AT + (8 * rows if flags & HAS_SEQS else 8)
     key_offsets_at = expiry_at + (8 * rows if flags & HAS_EXPIRY else 0)
@@ -238,5 +238,5 @@ def parse_block(piece: Piece, listed_seq: int = 0) -> Block:
         kinds_at,
         keys_at,
         values_at,
-        listed_seq,
+        assigned_seq,
     )

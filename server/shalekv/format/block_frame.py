@@ -62,7 +62,10 @@ def pack_header(section: Section, raw_len: int) -> bytes:
 
 
 def codec_of(data: bytes, offset: int) -> Codec:
-    """Return the codec of the block at `offset` of `data`. REQUIRES: `plain` accepts the block."""
+    """Return the codec of the block at `offset` of `data`.
+
+    REQUIRES: `uncompressed` accepts the block.
+    """
     return _CODEC_OF[data[offset]]
 
 
@@ -89,7 +92,7 @@ def compressed(block: bytes, codec: Codec, compress: Compress) -> bytes:
     return b"".join((header, _STORED_LEN.pack(len(stored)), stored, padding(end)))
 
 
-def plain(piece: Piece) -> tuple[Piece, Section, int]:
+def uncompressed(piece: Piece) -> tuple[Piece, Section, int]:
     """Return the block in `piece` with codec 0, its section, and the end of its columns.
 
     A block with codec 0 is not copied. Errors count bytes as if the block were stored like that.

@@ -50,10 +50,11 @@ class SstContents:
         return self.other_count > 0 and not self.bounded_count
 
     @property
-    def is_unnumbered(self) -> bool:
-        """Return whether entries were written before their sequence number was known.
+    def lacks_seqs(self) -> bool:
+        """Return whether entries were written before their sequence number was known (bulk loads).
 
-        The list that names the SST has the number, one for all of them.
+        One number applies to all of them: that of the manifest's row for the SST (`max_seq`), or of
+        the control record that commits the load.
         """
         return self.entry_count > 0 and self.max_seq == UNNUMBERED
 

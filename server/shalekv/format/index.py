@@ -51,7 +51,7 @@ class BlockHandle(NamedTuple):
     rows: int
     section: Section
     first_key: bytes
-    listed_seq: int = 0  # as in `BlockIndex`
+    assigned_seq: int = 0  # as in `BlockIndex`
 
 
 def encode_index(handles: Sequence[BlockHandle]) -> bytes:
@@ -79,7 +79,7 @@ class BlockIndex:
     piece: Piece
     count: int
     sections: bytes
-    listed_seq: int = 0  # sequence number of all entries, if they do not have one; 0: they do
+    assigned_seq: int = 0  # sequence number of all entries, if they do not have one; 0: they do
 
     def __len__(self) -> int:
         return self.count
@@ -96,7 +96,7 @@ class BlockIndex:
             rows=_U32.unpack_from(data, lengths_at + 2 * width + 4 * number)[0],
             section=Section(self.sections[number]),
             first_key=self.first_key(number),
-            listed_seq=self.listed_seq,
+            assigned_seq=self.assigned_seq,
         )
 
     def __iter__(self) -> Iterator[BlockHandle]:

@@ -1,7 +1,7 @@
 """The messages of the quorum WAL as protobuf: values of `protocol` to the wire, and back.
 
-Decoding checks what one message shows: the lengths of ids, the order of sections, and the checksum
-of each record. Raises `InvalidRequest` and `BadChecksum`.
+`LogMark` on the wire is `LogEnd`. Decoding checks what one message shows: the lengths of ids, the
+order of sections, and the checksum of each record. Raises `InvalidRequest` and `BadChecksum`.
 """
 
 from __future__ import annotations
@@ -204,10 +204,10 @@ def ballot_message(ballot: Ballot) -> wire.Ballot:
 def shape_message(log: LogShape) -> wire.LogShape:
     """Encode the shape of a log."""
     sections = (
-        wire.LogSection(first_lsn=section.first_lsn, last=_mark_message(section.last))
+        wire.LogSection(first_lsn=section.first_lsn, last=_log_end_message(section.last))
         for section in log.sections
     )
-    return wire.LogShape(base=_mark_message(log.base), sections=sections)
+    return wire.LogShape(base=_log_end_message(log.base), sections=sections)
 
 
 def health_value(health: LogHealth) -> wire.LogHealth.ValueType:
@@ -297,7 +297,7 @@ def _ballot_of(ballot: wire.Ballot, field: str) -> Ballot:
     return Ballot(ballot.epoch, ballot.nonce)
 
 
-def _mark_message(mark: LogEnd) -> wire.LogMark:
+def _log_end_message(mark: LogEnd) -> wire.LogMark:
     return wire.LogMark(
         lsn=mark.lsn,
         epoch=mark.epoch,
@@ -307,14 +307,14 @@ def _mark_message(mark: LogEnd) -> wire.LogMark:
     )
 
 
-def _mark_of(mark: wire.LogMark) -> LogEnd:
+def _log_end_of(mark: wire.LogMark) -> LogEnd:
     wal_id = mark.wal_id if mark.HasField("wal_id") else None
     return LogEnd(mark.lsn, mark.epoch, mark.checksum, wal_id, mark.ends_object)
 
 
 def _shape_of(log: wire.LogShape, field: str) -> LogShape:
-    sections = tuple(EpochSection(each.first_lsn, _mark_of(each.last)) for each in log.sections)
-    shape = LogShape(_mark_of(log.base), sections)
+    sections = tuple(EpochSection(each.first_lsn, _log_end_of(each.last)) for each in log.sections)
+    shape = LogShape(_log_end_of(log.base), sections)
     _check_sections(shape.base, sections, field)
     return shape
 

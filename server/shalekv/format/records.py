@@ -127,7 +127,7 @@ class IdempotencyRecord:
     reply: bytes
 
 
-def encode_record(record: IdempotencyRecord) -> bytes:
+def encode_idempotency_record(record: IdempotencyRecord) -> bytes:
     """Return the value of the record. `ValueError`: a field is out of its limits."""
     if len(record.request_hash) != REQUEST_HASH_BYTES:
         problem = f"expected {REQUEST_HASH_BYTES} bytes, found {len(record.request_hash)}"
@@ -141,7 +141,7 @@ def encode_record(record: IdempotencyRecord) -> bytes:
     return fixed + record.reply
 
 
-def decode_record(name: str, data: bytes) -> IdempotencyRecord:
+def decode_idempotency_record(name: str, data: bytes) -> IdempotencyRecord:
     """Return the record with the value `data`, which was read from the object `name`.
 
     Raises `Truncated`, or `UnsupportedVersion` for what a later version defines; their offsets

@@ -24,7 +24,7 @@ from shalekv.format.filter import Filter, parse_filter
 from shalekv.format.footer import Footer, SstProperties, read_footer
 from shalekv.format.index import BlockHandle, BlockIndex, parse_index
 from shalekv.format.names import level_name, parse_wal_name
-from shalekv.format.records import decode_load, decode_record
+from shalekv.format.records import decode_idempotency_record, decode_load
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import PendingLoad
 from shalekv.protocol.sst_table import SstInfo
@@ -57,7 +57,7 @@ class Sst:
         """Return block `number` of the index."""
         handle = self.index[number]
         data = self.data[handle.offset : handle.offset + handle.length]
-        return _listed(handle, Piece(self.properties.name, handle.offset, data))
+        return _matching_block(handle, Piece(self.properties.name, handle.offset, data))
 
     def columns(self, section: Section) -> Iterator[Columns]:
         """Yield the rows of a section, block by block."""
@@ -98,7 +98,7 @@ class Sst:
                 if key_filter is not None and section is self._filtered_section:
                     self._check_filter(key_filter, columns)
         found = tally.contents()
-        if self.index.listed_seq:
+        if self.index.assigned_seq:
             found = replace(found, min_seq=UNNUMBERED, max_seq=UNNUMBERED)
         if found != self.footer.contents:
             offset = self.footer.layout.index_offset + self.footer.layout.index_len
@@ -122,19 +122,19 @@ def open_sst(
     *,
     database_id: bytes | None,
     checksum: int | None = None,
-    listed_seq: int = 0,
+    assigned_seq: int = 0,
 ) -> Sst:
     """Return the SST with this name and these bytes.
 
     `database_id` is the database to which it must belong (None: any), and `checksum` the checksum
-    that its footer must have (None: any). `listed_seq` is that of `read_index`. Raises a
+    that its footer must have (None: any). `assigned_seq` is that of `read_index`. Raises a
     `CorruptObject`.
     """
     footer = read_footer(name, data, len(data), database_id=database_id, checksum=checksum)
     layout = footer.layout
     index_end = layout.index_offset + layout.index_len
     read_filter(footer, data[layout.filter_offset : layout.index_offset])
-    index = read_index(footer, data[layout.index_offset : index_end], listed_seq)
+    index = read_index(footer, data[layout.index_offset : index_end], assigned_seq)
     for handle in index:
         block = data[handle.offset : handle.offset + handle.length]
         Piece(name, handle.offset, block).verify(handle.checksum, "block")
@@ -155,11 +155,12 @@ def open_filter(footer: Footer, data: bytes) -> Filter | None:
     return parse_filter(footer.properties.name, footer.layout.filter_offset, data)
 
 
-def read_index(footer: Footer, data: bytes, listed_seq: int = 0) -> BlockIndex:
+def read_index(footer: Footer, data: bytes, assigned_seq: int = 0) -> BlockIndex:
     """Return the index of the SST with this footer; `data` are its bytes.
 
-    If the entries were written before their sequence number was known, they get `listed_seq`: the
-    number in the list that names the SST. 0: no list has named it, and they stay without.
+    If the entries were written before their sequence number was known, they get `assigned_seq`: the
+    number that the manifest, or the control record of the load, has for the SST. 0: the load is not
+    committed yet, and they stay without.
     """
     layout, contents = footer.layout, footer.contents
     piece = Piece(footer.properties.name, layout.index_offset, data)
@@ -175,11 +176,11 @@ def read_index(footer: Footer, data: bytes, listed_seq: int = 0) -> BlockIndex:
         raise piece.malformed(0, problem)
     if control and (contents.bounded_count or parse_wal_name(piece.name) is None):
         raise piece.malformed(0, "control records belong in WAL objects, apart from all keys")
-    if not contents.is_unnumbered or not listed_seq:
+    if not contents.lacks_seqs or not assigned_seq:
         return index
     if points != contents.entry_count:
         raise piece.malformed(0, "more than puts and tombstones, and yet no sequence number")
-    return replace(index, listed_seq=listed_seq)
+    return replace(index, assigned_seq=assigned_seq)
 
 
 def read_block(index: BlockIndex, number: int, data: bytes) -> Block:
@@ -192,12 +193,12 @@ def read_block_at(name: str, handle: BlockHandle, data: bytes) -> Block:
     piece = Piece(name, handle.offset, data)
     piece.take(0, handle.length, "block")
     piece.verify(handle.checksum, "block")
-    return _listed(handle, piece)
+    return _matching_block(handle, piece)
 
 
-def _listed(handle: BlockHandle, piece: Piece) -> Block:
+def _matching_block(handle: BlockHandle, piece: Piece) -> Block:
     """Return the block in `piece`, whose checksum is verified; it must be as its handle says."""
-    block = parse_block(piece, handle.listed_seq)
+    block = parse_block(piece, handle.assigned_seq)
     found = (block.section, block.rows, block.first_key)
     if found != (handle.section, handle.rows, handle.first_key):
         raise piece.malformed(0, "section, rows or first key are not those in the index")
@@ -266,7 +267,7 @@ def read_metadata(
         problem = f"filter and index are at {found}, the manifest says {listed}"
         raise WrongObject(name, start, problem)
     index_at = layout.index_offset - start
-    if footer.contents.is_unnumbered and info.min_seq != info.max_seq:
+    if footer.contents.lacks_seqs and info.min_seq != info.max_seq:
         problem = f"its entries have one sequence number, not {info.min_seq} to {info.max_seq}"
         raise WrongObject(name, start, problem)
     index = read_index(footer, data[index_at : index_at + layout.index_len], info.max_seq)
@@ -307,7 +308,7 @@ class SstAudit:
     def check_contents(self) -> CorruptObject | None:
         """Return an error unless the footer agrees with all blocks. REQUIRES: all were checked."""
         found = self._tally.contents()
-        if self._index.listed_seq:
+        if self._index.assigned_seq:
             found = replace(found, min_seq=UNNUMBERED, max_seq=UNNUMBERED)
         if not self._is_sound or found == self._footer.contents:
             return None
@@ -329,6 +330,6 @@ class SstAudit:
         if section is Section.SYSTEM:
             for kind, value in zip(columns.kinds, columns.values, strict=True):
                 if kind == Kind.PUT:
-                    decode_record(name, value)
+                    decode_idempotency_record(name, value)
         if section is Section.CONTROL:
             self.loads += [decode_load(name, entry) for entry in columns.entries()]

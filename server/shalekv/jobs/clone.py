@@ -69,10 +69,10 @@ from shalekv.store.cas import CasStore, Taken
 from shalekv.store.manifests import (
     StoredManifest,
     check_vacant,
+    create_first_manifest,
     edit_deadline,
-    found,
+    manifests_lost,
     named_manifest,
-    remains,
 )
 from shalekv.store.verify.verify import check_fit
 from shalekv.write.snapshots import Snapshots
@@ -99,7 +99,7 @@ async def claim_id(store: CasStore) -> bytes:
     async for info in store.list(names.WAL_FOLDER):
         wal_id = names.parse_wal_name(info.name)
         if wal_id is not None and wal_id != FIRST_SLOT:
-            raise remains(store, info.name)
+            raise manifests_lost(store, info.name)
     database_id = store.runtime.random.randbytes(_ID_BYTES)
     name = names.wal_name(FIRST_SLOT)
     outcome = await store.claim(name, _first_object(database_id))
@@ -107,7 +107,7 @@ async def claim_id(store: CasStore) -> bytes:
         return database_id
     taken = open_sst(name, outcome.data, database_id=None).properties
     if taken.write_id != first_write_id(taken.database_id):
-        raise remains(store, name)
+        raise manifests_lost(store, name)
     return taken.database_id
 
 
@@ -320,7 +320,7 @@ class CloneJob:
             origins=clone_origins(parent, merged.own_ids, ids),
         )
         if lost is None:
-            await found(self._cas, manifest)
+            await create_first_manifest(self._cas, manifest)
         else:
             manifest = await self._replace(lost, manifest, began_ms)
         await check_pins(self._cas, manifest)

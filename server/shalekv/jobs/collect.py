@@ -50,7 +50,7 @@ from shalekv.protocol.retention import (
 )
 from shalekv.read.origins import origin_pins
 from shalekv.settings import CollectorSettings
-from shalekv.store.active_manifests import ActiveManifests, unless_overtaken
+from shalekv.store.active_manifests import ActiveManifests, retry_if_manifest_changed
 from shalekv.store.api import IsCollected, ObjectInfo, RequestCounts
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest, edit_deadline
@@ -314,7 +314,7 @@ class CollectJob:
         async def survey(stored: StoredManifest) -> CollectionPlan:
             return (await self._survey(stored)).plan
 
-        return await unless_overtaken(self._store, survey)
+        return await retry_if_manifest_changed(self._store, survey)
 
     async def collect(self) -> CollectReport:
         """Delete the objects that nothing needs and that are old enough.
@@ -322,7 +322,7 @@ class CollectJob:
         Raises `DatabaseNotFound`; `CorruptObject` or `IllegalState` when an active manifest cannot
         be read, in which case nothing was deleted; `ManifestConflict`; `StoreError`.
         """
-        return await unless_overtaken(self._store, self._collect)
+        return await retry_if_manifest_changed(self._store, self._collect)
 
     async def _collect(self, stored: StoredManifest) -> CollectReport:
         # Complete interrupted creates before the listing, so that their parts are not garbage.

@@ -11,7 +11,7 @@ These rules are applied in the following places:
   after each of its reads and edits. The order of its steps is described there.
 - `protocol.quorum_opening`: the same, in the slot with which it closes the previous log.
 - `protocol.log`: a serving writer judges a slot that another writer has taken.
-- `store.manifests.FencedManifest`: a writer checks each manifest that it reads or edits, with
+- `store.manifests.WriterManifest`: a writer checks each manifest that it reads or edits, with
   `check_owner`. Edits that only a writer may make check it themselves as well.
 
 Safekeepers compare ballots instead: see `protocol.quorum_records.Ballot`.

@@ -108,7 +108,7 @@ async def _find_in_sst(
     number = _candidate_block(ssts, opened, section, key, hashed)
     if number is None:
         return None
-    block = ssts.cached_block(opened.info.id, number, opened.index.listed_seq)
+    block = ssts.cached_block(opened.info.id, number, opened.index.assigned_seq)
     if block is None:
         block = await ssts.block(opened, number)
     found = block.find(key)
@@ -281,7 +281,7 @@ async def _read(ssts: LevelSsts, searches: Sequence[_BlockSearch]) -> None:
     """Search these blocks; fetch adjacent ones with one request."""
     missing = []
     for count, search in enumerate(searches):
-        held = ssts.cached_block(search.sst_id, search.number, search.handle.listed_seq)
+        held = ssts.cached_block(search.sst_id, search.number, search.handle.assigned_seq)
         if held is None:
             missing.append(search)
         else:

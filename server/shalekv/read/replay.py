@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from shalekv.errors import IllegalState, ShaleError
 from shalekv.format import names
-from shalekv.format.records import decode_load, decode_record
+from shalekv.format.records import decode_idempotency_record, decode_load
 from shalekv.format.sst import Sst, open_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.loads import CommittedLoad
@@ -131,7 +131,7 @@ def _records(found: Sst) -> list[Entry]:
     records = sorted(found.system_entries(), key=attrgetter("seq"))
     for entry in records:
         if entry.kind is Kind.PUT:
-            decode_record(found.properties.name, entry.value)
+            decode_idempotency_record(found.properties.name, entry.value)
     return records
 
 

@@ -342,14 +342,14 @@ class LevelSsts:
         await in_parallel(work, min(max(missing_count, 1), OPENED_AT_ONCE))
         return opened
 
-    def cached_block(self, sst_id: bytes, number: int, listed_seq: int = 0) -> Block | None:
-        """Return what `block` returns if it is in memory; `listed_seq` as in `BlockIndex`."""
-        return self._blocks.find((sst_id, number, listed_seq))
+    def cached_block(self, sst_id: bytes, number: int, assigned_seq: int = 0) -> Block | None:
+        """Return what `block` returns if it is in memory; `assigned_seq` as in `BlockIndex`."""
+        return self._blocks.find((sst_id, number, assigned_seq))
 
     async def block(self, opened: OpenSst, number: int) -> Block:
         """Return block `number` of the index; concurrent calls share one load."""
         return await self._blocks.load(
-            (opened.info.id, number, opened.index.listed_seq),
+            (opened.info.id, number, opened.index.assigned_seq),
             lambda: self._load_block(opened.info.id, opened.index[number]),
         )
 
@@ -364,12 +364,12 @@ class LevelSsts:
         """
         if len(handles) == 1:
             handle = handles[0]
-            key = (sst_id, first, handle.listed_seq)
+            key = (sst_id, first, handle.assigned_seq)
             return [await self._blocks.load(key, lambda: self._load_block(sst_id, handle))]
         self._blocks.misses += len(handles)
         blocks = await self._read_blocks(sst_id, handles)
         for number, (handle, block) in enumerate(zip(handles, blocks, strict=True), first):
-            self._blocks.keep((sst_id, number, handle.listed_seq), *_sized(block))
+            self._blocks.keep((sst_id, number, handle.assigned_seq), *_sized(block))
         return blocks
 
     async def blocks(self, opened: OpenSst, numbers: range, *, keep: bool) -> list[Block]:
@@ -388,7 +388,7 @@ class LevelSsts:
         """
         id_, index = opened.info.id, opened.index
         find = self._blocks.find if keep else self._blocks.peek
-        held = {number: find((id_, number, index.listed_seq)) for number in numbers}
+        held = {number: find((id_, number, index.assigned_seq)) for number in numbers}
         missing = [number for number, block in held.items() if block is None]
         fetched = FetchedBlocks(opened, {number: block for number, block in held.items() if block})
         if not missing:

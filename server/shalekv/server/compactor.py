@@ -52,7 +52,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import CompactorConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import CompactedManifest
+from shalekv.store.manifests import CompactorManifest
 from shalekv.store.retry import Backoff
 from shalekv.write.logical_time import StoreTime
 
@@ -150,7 +150,7 @@ class Compactor:
     def __init__(
         self,
         store: CasStore,
-        manifest: CompactedManifest,
+        manifest: CompactorManifest,
         leases: CompactorLeases,
         settings: CompactorConfig,
         *,

@@ -24,7 +24,13 @@ from shalekv.runtime import Runtime
 from shalekv.settings import CLOCK_JUMP_MAX_S, DatabaseSettings, StoreSettings, WalChoice
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import StoredManifest, any_wal_object, check_vacant, found, remains
+from shalekv.store.manifests import (
+    StoredManifest,
+    any_wal_object,
+    check_vacant,
+    create_first_manifest,
+    manifests_lost,
+)
 from shalekv.write.logical_time import first_time
 from shalekv.write.quorum.links import DatabasePlace, Links
 from shalekv.write.quorum.membership import REQUEST_ID_BYTES, admit, admit_again, retire
@@ -72,7 +78,7 @@ async def create_database(
         # A manifest is created before the log: if another process creates a database now, its
         # manifest is there by this second check.
         await check_vacant(cas)
-        raise remains(cas, remnant)
+        raise manifests_lost(cas, remnant)
     # In two-phase mode the transactional store has to answer first: creates are retried for ever.
     await cas.repair()
     await check_fit(store, runtime, settings)
@@ -84,7 +90,7 @@ async def create_database(
         logical_time_ms=(await first_time(cas, None, clock_jump_max_s)).store_now_ms,
     )
     if quorum is None:
-        await found(cas, manifest)
+        await create_first_manifest(cas, manifest)
     else:
         await _create_with_members(cas, manifest, quorum)
 
@@ -102,7 +108,7 @@ async def _create_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum
         wal_members=tuple(map(str, members)),
     )
     try:
-        await found(cas, with_members)
+        await create_first_manifest(cas, with_members)
     except DatabaseExists:  # another process was faster: nobody needs the new logs
         await retire(quorum.links, manifest.database_id, members)
         raise

@@ -12,7 +12,7 @@ from shalekv.protocol.snapshot import is_expired
 from shalekv.read.engine import ReadEngine
 from shalekv.server import requests
 from shalekv.server.service import Call, MakeHeader
-from shalekv.store.active_manifests import unless_overtaken
+from shalekv.store.active_manifests import retry_if_manifest_changed
 from shalekv.store.manifests import StoredManifest
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.write.snapshots import (
@@ -76,7 +76,7 @@ class SnapshotAdmin:
     ) -> admin_pb2.ListSnapshotsReply:
         """List the snapshots that have not expired, in the order of their creation."""
         self._check(request.header, call)
-        active, seqs = await unless_overtaken(self._store, partial(self._active, None))
+        active, seqs = await retry_if_manifest_changed(self._store, partial(self._active, None))
         infos = [snapshot_info(each, seqs[each.id]) for each in active]
         return admin_pb2.ListSnapshotsReply(header=self._reply_header(), snapshots=infos)
 
@@ -106,7 +106,7 @@ class SnapshotAdmin:
 
     async def _info(self, snapshot: Snapshot) -> admin_pb2.SnapshotInfo:
         """Describe a snapshot; its sequence number is 0, unknown, if it has expired by now."""
-        _, seqs = await unless_overtaken(self._store, partial(self._active, snapshot.id))
+        _, seqs = await retry_if_manifest_changed(self._store, partial(self._active, snapshot.id))
         return snapshot_info(snapshot, seqs.get(snapshot.id, 0))
 
     async def _active(self, snapshot_id: bytes | None, stored: StoredManifest) -> ActiveSnapshots:

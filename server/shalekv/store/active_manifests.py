@@ -1,7 +1,7 @@
 """Reads the objects that active manifests keep.
 
-The current manifest and those that its snapshots name are active. A manifest never changes, so
-each is read once.
+The current manifest is active, and so are those that its snapshots name, the *pinned* ones: a
+collector deletes no object that one of them names. A manifest never changes, so each is read once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class ActiveManifests:
     ) -> list[LiveObjects]:
         """Return the objects of each manifest that is active when `manifest` is current.
 
-        `listing` is a list of the store: a manifest whose object was replaced is read again.
-        Raises `CorruptObject`, and `IllegalState` when a manifest is missing: the caller must not
-        delete anything then.
+        `listing` is a list of the store: a manifest is read again when its object was replaced,
+        which its time shows. Raises `CorruptObject`, and `IllegalState` when a manifest is missing:
+        the caller must not delete anything then.
         """
         wanted = active_manifest_ids(manifest) - {manifest.manifest_id}
         listed = {
@@ -89,15 +89,16 @@ async def read_pinned(store: CasStore, current: Manifest, manifest_id: int) -> t
     return pinned, checksum
 
 
-async def unless_overtaken(
+async def retry_if_manifest_changed(
     store: CasStore, attempt: Callable[[StoredManifest], Awaitable[ResultT]]
 ) -> ResultT:
     """Return the result of `attempt`, which reads the current manifest, then pinned ones.
 
     A pinned manifest may be missing because the attempt was too slow: its snapshot ended, and a
-    collector deleted it. If the current manifest has changed meanwhile, the attempt is repeated,
-    at most `ATTEMPTS_MAX` times in all. Each attempt gets a new `StoredManifest`, since an older
-    copy of the database may have been restored meanwhile.
+    collector deleted it. So after an `IllegalState` the attempt is repeated if the current manifest
+    has changed meanwhile, at most `ATTEMPTS_MAX` times in all. Each attempt gets a new
+    `StoredManifest`, since an older copy of the database may have been restored meanwhile. Raises
+    what the last attempt raises.
     """
     for _ in range(ATTEMPTS_MAX - 1):
         stored = StoredManifest(store)

@@ -2,9 +2,10 @@
 
 All safety rests on one primitive, `create`: create this object if it does not exist. Its three
 outcomes are three types, because "no answer" is neither success nor failure: after `Unknown` the
-caller must read the object and compare it (see `shalekv.store.cas`).
+caller must read the object and compare its bytes, as `CasStore.claim` in `shalekv.store.cas` does.
 
-Names are relative to the root of the database, such as ``wal/00000000000000000007.sst``.
+An object is *collected* when a collector deletes it because nothing needs it any more. Names are
+relative to the root of the database, such as ``wal/00000000000000000007.sst``.
 Objects never change once they exist. All methods may be cancelled; a cancelled `create` may
 still take effect.
 """
@@ -56,9 +57,10 @@ class RequestCounts:
     """Requests that this process has sent to a store, by kind; the numbers only grow.
 
     Stores count what goes over the wire: each page of a list, each part of an upload, and each
-    attempt of a request that is repeated. The state that decides about retries of refused
-    requests is kept here too, since all users of a store share it: see
-    `shalekv.store.retry.RefusalPolicy`.
+    attempt of a request that is repeated. Calls by folder are counted in `shalekv.store.counting`.
+
+    It also holds the state of `shalekv.store.retry.RefusalPolicy`, which decides whether a refused
+    request is repeated, since all users of a store share both.
     """
 
     def __init__(self) -> None:
@@ -140,11 +142,17 @@ class Repaired:
 class ObjectStore(abc.ABC):
     """An object store, rooted at one database.
 
-    Every method may raise `StoreUnavailable` (retry; after a `create`, nothing was created) and
-    `StoreRefused` (an operator must first fix a permission, a name or a clock; again nothing was
-    created). Every reading method that takes the name of an object raises `ObjectNotFound`. A
-    name that could leave the database, or that some store could not create, raises
-    `InvalidRequest`.
+    A `create` without an answer returns `Unknown`. The errors of the methods are:
+
+        StoreUnavailable   retry; after a `create`, nothing was created
+        StoreRefused       an operator must first fix a permission, a name or a clock; after a
+                           `create`, nothing was created
+        StoreBroken        this process must not write any more; whether the object of a `create`
+                           exists is unknown
+        ObjectNotFound     from methods that read the object of a name
+        InvalidRequest     a name that could leave the database, or that some store could not create
+
+    After an error of `delete`, some of the objects may be deleted.
 
     Lists and reads are strongly consistent: they see every object whose `create` had ended
     before they were sent. Everything that they return is durable.
@@ -158,11 +166,7 @@ class ObjectStore(abc.ABC):
     async def create(
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
     ) -> CreateOutcome:
-        """Create `name` with `data` if no object has that name.
-
-        Raises `StoreBroken` when this process must not write any more; the object may then exist
-        or not, as after `Unknown`.
-        """
+        """Create `name` with `data` if no object has that name."""
 
     @abc.abstractmethod
     async def get(self, name: str) -> StoredObject:
@@ -212,7 +216,11 @@ class ObjectStore(abc.ABC):
 
 
 class PlainStore(ObjectStore):
-    """A store that can also overwrite and copy: the basis of two-phase compare-and-swap."""
+    """A store that can also overwrite and copy, without conditions.
+
+    Two-phase compare-and-swap needs no more of the store of the objects: see
+    `shalekv.store.two_phase.store`.
+    """
 
     @abc.abstractmethod
     async def put(self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:

@@ -4,9 +4,9 @@
 requests, repeats those that failed, and carries a create to a known outcome.
 
 `create` has three outcomes, `claim` has two: the object of this name is ours, or a rival's. The
-rule (`server/docs/protocol.md`, "Objects"): unless the outcome of a create is plainly ours, the
-object is read and compared before any epoch is; if there is no answer, the same bytes are sent
-again.
+rule (`server/docs/protocol.md`, "Objects"): unless a create returns `Created`, the object is read,
+and its bytes decide. They are compared before any epoch in them is. If there is no object, the same
+bytes are sent again.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class Claimed:
 class Taken:
     """The object of this name is a rival's, and durable: these are its bytes.
 
-    If not `is_first_owner`, the outcome of an earlier attempt was unknown: our object may have
-    been created then and collected since, before the rival created its own. Whether that is
-    possible depends on when objects of this kind are collected, which the caller knows.
+    With `is_first_owner`, ours never existed. Without, the outcome of an earlier attempt was
+    unknown: our object may have been created then and collected since, before the rival created
+    its own. Whether that is possible depends on when objects of this kind are collected, which the
+    caller knows.
     """
 
     data: bytes
@@ -67,7 +68,7 @@ _CLAIMED = Claimed()
 
 
 class _Absent(Exception):
-    """An attempt to claim a name ended without an object to compare with."""
+    """After an attempt to claim a name, there was no object to compare with: try again."""
 
     def __init__(self, message: str, problem: str) -> None:
         """`problem` is the store's part of the message."""
@@ -78,9 +79,9 @@ class _Absent(Exception):
 class CasStore:
     """The store of one database, with the runtime and the settings for requests to it.
 
-    The methods are those of `ObjectStore`, but for `create`, whose place `claim` takes. The last
-    of `read_attempts` that end in `StoreUnavailable` is raised; refusals are repeated as `refusals`
-    decides. Each attempt counts as a request.
+    The methods are those of `ObjectStore`, but for `create`, whose place `claim` takes. All others,
+    also `delete`, are tried `read_attempts` times before they raise `StoreUnavailable`; refusals
+    are repeated as `refusals` decides. Each attempt counts as a request.
     """
 
     def __init__(
@@ -120,9 +121,10 @@ class CasStore:
 
         There is no deadline, since giving up on a slot would leave a gap or a doubt (I1, I4): the
         owner cancels when it no longer needs the result, and the outcome is then unknown. Failed
-        attempts are logged, and recorded in `uploads`. A refused request is repeated as `refusals`
-        decides; if `is_patient`, until an operator has fixed the cause. Raises `StoreRefused`
-        otherwise, and `StoreBroken` as `create` does; the outcome is unknown after both.
+        attempts are logged, and recorded in `uploads` for the detection of outages. A refused
+        request is repeated as `refusals` decides; if `is_patient`, until an operator has fixed the
+        cause. Raises `StoreRefused` otherwise, and `StoreBroken` as `create` does. The outcome is
+        unknown after both, since an earlier attempt may have created the object.
 
         Whether an object that is ours *counts* is for the caller to find out: see F1 and F2.
         """

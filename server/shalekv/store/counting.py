@@ -1,5 +1,6 @@
 """Counts of the calls of one process to a store, by operation and folder.
 
+`RequestCounts` in `shalekv.store.api` counts what these calls send, by classes of price.
 Counting costs about a microsecond for a call, so every store that is opened counts.
 """
 
@@ -30,7 +31,7 @@ class Operation(enum.StrEnum):
 
 @dataclass(slots=True)
 class Count:
-    """Totals of one operation; a context in which one more call runs."""
+    """Totals of one operation. To count a call, it is made in a ``with`` block of its `Count`."""
 
     requests: int = 0  # calls begun; a list counts once, however many pages it has
     failures: int = 0  # calls that ended without an answer: unavailable, broken, unknown
@@ -72,7 +73,7 @@ class StoreCallCounts:
     def by_folder(self) -> Mapping[tuple[Operation, str], Count]:
         """A live view of the counts by operation and folder.
 
-        The folder is "" for other names, and for names of several folders.
+        The folder is one of `FOLDERS`, or "" for names elsewhere, and for names of several folders.
         """
         return MappingProxyType(self._counts)
 

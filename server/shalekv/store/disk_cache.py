@@ -5,8 +5,8 @@ written them; a part that exceeds the bound of that memory is not kept. After an
 nothing is written for a while. The least recently used parts are evicted first; this is
 approximate, since a use is recorded once between two scans of the folder.
 
-All processes together keep at most `bytes_max`, and a sixteenth more for each process: so much may
-be in flight while another one scans. Each file counts as the pages it occupies.
+All processes together keep at most `bytes_max`, and a sixteenth of it more for each process, which
+may be writing as much while another one scans. Each file counts as the pages it occupies.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class DiskCache:
                 await self._runtime.clock.sleep_ms(BUSY_WAIT_MS)
 
     async def flush(self) -> bool:
-        """Write all queued parts; return False if another process is evicting, and some wait on.
+        """Write all queued parts; return False if some stay queued, while another process evicts.
 
         Parts that the disk refuses are dropped.
         """
@@ -171,9 +171,9 @@ class DiskCache:
         return batch
 
     async def _keep_on_disk(self, batch: Sequence[tuple[CachedPart, bytes]]) -> bool:
-        """Write queued parts and remove them from the queue; False: they must wait on.
+        """Write queued parts and remove them from the queue.
 
-        They wait while another process evicts or scans.
+        Return False if they stay there, since another process evicts or scans.
         """
         try:
             held_bytes = await self._write(batch)

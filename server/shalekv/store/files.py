@@ -279,9 +279,10 @@ class DurableFiles:
 
     After a failed sync the kernel may have dropped the data and marked it clean: a second sync
     would succeed without effect. A failed write in place leaves unknown contents. So nothing is
-    written until the process is started again and reads what is really on the disk. The allocation
-    of space may fail, since no record rests on a file that was never used. A read may fail, too: an
-    unreadable part of a log counts as lost, as if its bits had rotted.
+    written until the process is started again and reads what is really on the disk.
+
+    Two failures do not count: that of an allocation, since nothing was written to the new space
+    yet, and that of a read, since an unreadable part of a log counts as lost, like corrupt bytes.
 
     Everything blocks, and may be called by several threads.
     """
@@ -342,7 +343,7 @@ class DurableFiles:
         self._durable_folders.add(folder)
 
     def forget_folders(self) -> None:
-        """Look at folders anew, since one has been removed."""
+        """Forget which folders are durable, since one has been removed: see `ensure_folder`."""
         self._durable_folders.clear()
 
     def _make_folder(self, folder: Path) -> None:

@@ -4,8 +4,8 @@ The manifest with the highest id is current. An edit creates the next id. A coll
 deleted that id, and a stalled process may create it again; so an edit counts only when a list
 sent after its create shows it as the highest, or the current manifest contains it (rule F2).
 
-`StoredManifest` is the manifest for everybody. The writer uses it through `FencedManifest` and
-the compactor through `CompactedManifest`, which check the owner at every read and edit, so that no
+`StoredManifest` is the manifest for any process. The writer uses it through `WriterManifest` and
+the compactor through `CompactorManifest`, which check the owner at every read and edit, so that no
 caller can forget the check.
 """
 
@@ -36,7 +36,9 @@ from shalekv.protocol.snapshot import find_snapshot, not_found
 from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore, Claimed, Taken
 
+# Returns the edited manifest; the id and the write id of the result are set by `edit`.
 Edit = Callable[[Manifest], Manifest]
+# Whether a manifest, the edited one or a later one, contains the edit.
 Landed = Callable[[Manifest], bool]
 
 EDIT_TIMEOUT_MS = 60_000
@@ -86,7 +88,7 @@ class StoredManifest:
                     raise
                 missing = highest  # collected since the list, so there is a newer one
                 continue
-            if not _may_be(stored.info, listed) and listed != other:
+            if not _is_same_object(stored.info, listed) and listed != other:
                 # Collected since the list, and created again by a stalled process: such a manifest
                 # has no effect (rule F2), and must not be read. A second list would not show the
                 # old one again, unless the store reports times in two precisions.
@@ -102,7 +104,9 @@ class StoredManifest:
         `landed` says whether a manifest contains the edit; the result may be a newer manifest than
         the one of the edit. `edit` may raise to give up. After a conflict this raises
         `ManifestVersionExists` if not `retry`, else it retries without limit: callers set a
-        deadline. Raises `DatabaseMismatch` as `check_cas_mode` does.
+        deadline. Raises `DatabaseMismatch` as `check_cas_mode` does, and the errors of `refresh`
+        and `CasStore.claim`. After a `StoreError`, or when it is cancelled, it is unknown whether
+        the edit was made.
         """
         conflicts = 0
         while True:
@@ -212,7 +216,7 @@ def _id_of(listed: ObjectInfo) -> int:
     return manifest_id
 
 
-def _may_be(read: ObjectInfo, listed: ObjectInfo) -> bool:
+def _is_same_object(read: ObjectInfo, listed: ObjectInfo) -> bool:
     """Return whether the object that was read can be the one that was listed.
 
     Some stores report whole seconds in one of the two replies. An object that was created again
@@ -228,7 +232,7 @@ def _second(time_ms: int) -> int:
 
 
 def _progress(manifest: Manifest) -> tuple[int, int]:
-    """Values that never decrease, unless an older state of the database was restored."""
+    """Return values that never decrease, unless an older state of the database was restored."""
     return manifest.first_uncompacted_wal_id, manifest.last_compacted_seq
 
 
@@ -250,10 +254,10 @@ async def named_manifest(store: CasStore, seen: Manifest, snapshot_id: bytes) ->
     return await store.runtime.workers.run(decode_manifest, name, data)
 
 
-class FencedManifest:
+class WriterManifest:
     """The manifest for its writer: raises `Fenced` as soon as another writer owns it.
 
-    `own` is the writer, which has won its epoch in this manifest.
+    `own` is that writer: an edit of its own has entered its epoch before.
     """
 
     def __init__(self, stored: StoredManifest, own: WriterId) -> None:
@@ -283,10 +287,10 @@ class FencedManifest:
         return manifest
 
 
-class CompactedManifest:
+class CompactorManifest:
     """The manifest for its compactor: raises `Superseded` as soon as there is another compactor.
 
-    `own` is the compactor, which has won its epoch in this manifest.
+    `own` is that compactor: an edit of its own has entered its epoch before.
     """
 
     def __init__(self, stored: StoredManifest, own: CompactorId) -> None:
@@ -350,7 +354,7 @@ async def any_wal_object(cas: CasStore) -> str | None:
     return None
 
 
-async def found(cas: CasStore, manifest: Manifest) -> None:
+async def create_first_manifest(cas: CasStore, manifest: Manifest) -> None:
     """Create a database by creating its first manifest. Raises `DatabaseExists`."""
     name = names.manifest_name(manifest.manifest_id)
     outcome = await cas.claim(name, encode_manifest(manifest))
@@ -360,8 +364,8 @@ async def found(cas: CasStore, manifest: Manifest) -> None:
         raise _exists(cas)
 
 
-def remains(cas: CasStore, name: str) -> IllegalState:
-    """Return the error for a new database where objects of a lost one remain, such as `name`."""
+def manifests_lost(cas: CasStore, name: str) -> IllegalState:
+    """Return the error for a new database at a URL with an object `name`, but no manifest."""
     return IllegalState(
         f"{cas.url} holds {name} and no manifest: the manifests of this database are lost. "
         "Put them back, restore the database from a copy, or create one at another URL"

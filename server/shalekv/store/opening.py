@@ -32,11 +32,11 @@ def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectSto
             "stores without them"
         )
     from shalekv.store.two_phase.opening import (  # noqa: PLC0415 (loads drivers)
-        OwnedStore,
+        CheckedTwoPhaseStore,
         open_records,
     )
 
-    return OwnedStore(store, open_records(runtime, settings), runtime)
+    return CheckedTwoPhaseStore(store, open_records(runtime, settings), runtime)
 
 
 def _open(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:

@@ -15,7 +15,7 @@ NO_ANSWER = "no answer"
 
 
 class Reachability:
-    """Tracks requests of one kind: each begins, may fail several times, and ends."""
+    """Tracks requests of one kind, reads or uploads: each begins, may fail repeatedly, and ends."""
 
     def __init__(self, clock: Clock) -> None:
         """Start without requests."""
@@ -39,7 +39,7 @@ class Reachability:
         self._problem = _problem_of(error)
 
     def succeed(self) -> None:
-        """Record that the store has answered."""
+        """Record that the store has answered any of the requests: an outage is over."""
         self._answered_ms = self._clock.monotonic_ms()
         self._failing_since_ms = None
         self._problem = ""
@@ -49,7 +49,7 @@ class Reachability:
         del self._begun_ms[number]
 
     def explain(self) -> str:
-        """Say in a clause what requests are waiting for."""
+        """Return the end of a sentence that says why requests are not answered."""
         trouble = self.trouble(0.0)
         if trouble is None:
             return "the object store has not answered yet"

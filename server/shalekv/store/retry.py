@@ -62,7 +62,7 @@ class RefusalPolicy:
 
     @contextmanager
     def opening(self, timeout_ms: float) -> Iterator[None]:
-        """Retry refused requests for at least `timeout_ms` inside this context."""
+        """Retry refused requests for at least `timeout_ms`, while a database is opened."""
         sent = self._sent
         outside_ms = sent.refusal_retry_ms
         sent.refusal_retry_ms = max(timeout_ms, outside_ms)
@@ -72,12 +72,13 @@ class RefusalPolicy:
             sent.refusal_retry_ms = outside_ms
 
     def until_ms(self) -> float:
-        """Return until when a request that begins now is sent again after refusals."""
+        """Return until when to repeat a request that begins now, by the monotonic clock."""
         return self._clock.monotonic_ms() + self._sent.refusal_retry_ms
 
     def is_final(self, error: Exception, until_ms: float) -> bool:
-        """Return whether `error` is a refusal that is not repeated; `until_ms` is of its
-        request.
+        """Return whether `error` is a refusal after which the request is not repeated.
+
+        `until_ms` is the result of the method `until_ms` when the request began.
         """
         if not isinstance(error, StoreRefused):
             return False

@@ -11,7 +11,7 @@ from shalekv.errors import OutcomeUnknown, ShaleError
 from shalekv.format.records import (
     IdempotencyRecord,
     ReplyKind,
-    encode_record,
+    encode_idempotency_record,
     load_entry,
     record_key,
 )
@@ -74,7 +74,13 @@ class KeyedRequest:
     def record(self, seq: int, wal_id: int, decision: Decision | None) -> Entry:
         """Build the idempotency record, which is written to the WAL object of the changes."""
         record = IdempotencyRecord(self.request_hash, wal_id, self.reply_kind, self.reply(decision))
-        return Entry(record_key(self.key), seq, Kind.PUT, encode_record(record), self.expire_at_ms)
+        return Entry(
+            record_key(self.key),
+            seq,
+            Kind.PUT,
+            encode_idempotency_record(record),
+            self.expire_at_ms,
+        )
 
 
 class Commit:

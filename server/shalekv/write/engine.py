@@ -30,7 +30,7 @@ from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.read.version_set import RELEASE_TIMEOUT_MS, VersionSet
 from shalekv.read.watermark import Watermark
 from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
-from shalekv.store.manifests import FencedManifest
+from shalekv.store.manifests import WriterManifest
 from shalekv.watch.change_event import AppliedObject
 from shalekv.watch.feed import CommitFeed, FeedPosition
 from shalekv.write.admission import Admission, CompactionBacklog
@@ -58,7 +58,7 @@ class Ownership:
 
     def __init__(
         self,
-        manifest: FencedManifest,
+        manifest: WriterManifest,
         *,
         poll_ms: Callable[[], int],
     ) -> None:
@@ -279,7 +279,7 @@ class WriterEngine:
         return loads
 
     @property
-    def manifest(self) -> FencedManifest:
+    def manifest(self) -> WriterManifest:
         """The manifest, which this writer edits as long as it owns the database."""
         return self.ownership.manifest
 

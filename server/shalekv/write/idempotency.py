@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shalekv.clock import Clock
 from shalekv.errors import KeyExpired, KeyReused, ShaleError
-from shalekv.format.records import IdempotencyRecord, client_key, decode_record
+from shalekv.format.records import IdempotencyRecord, client_key, decode_idempotency_record
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.write.commit import Commit, KeyedRequest, OnSettled, Receipt
@@ -83,7 +83,7 @@ class Idempotency:
         if entry is None or entry.kind is not Kind.PUT or self._is_forgotten(entry):
             self._check_age(key)
             return None
-        found = decode_record("an idempotency record", entry.value)
+        found = decode_idempotency_record("an idempotency record", entry.value)
         self._check_same(found.request_hash, request_hash)
         if entry.expire_at_ms <= self._now_ms():
             raise self._expired()

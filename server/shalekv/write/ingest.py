@@ -57,7 +57,7 @@ from shalekv.protocol.transaction import Change
 from shalekv.read.version import LoadPin
 from shalekv.settings import LevelSettings
 from shalekv.store.cas import CasStore, Taken
-from shalekv.store.manifests import FencedManifest
+from shalekv.store.manifests import WriterManifest
 from shalekv.write.admission import Admission
 from shalekv.write.commit import (
     COMMIT_OVERHEAD_BYTES,
@@ -111,7 +111,7 @@ async def _check(store: CasStore, at: int, info: SstInfo, database_id: bytes) ->
     except (ObjectNotFound, CorruptObject) as error:
         raise InvalidRequest(f"ssts[{at}]", str(error)) from error
     contents = metadata.footer.contents
-    if not contents.is_unnumbered or contents.entry_count != (
+    if not contents.lacks_seqs or contents.entry_count != (
         contents.put_count + contents.tombstone_count
     ):
         problem = "holds more than puts and tombstones with the sequence number 0"
@@ -204,7 +204,7 @@ class LoadRegistry:
     def __init__(
         self,
         store: CasStore,
-        manifest: FencedManifest,
+        manifest: WriterManifest,
         *,
         time: LogicalTime,
         snapshot_ttl_s: int,

@@ -46,7 +46,7 @@ from shalekv.read.origins import check_pins
 from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.manifests import FencedManifest, StoredManifest, edit_deadline
+from shalekv.store.manifests import StoredManifest, WriterManifest, edit_deadline
 from shalekv.store.url import UNCHARGED_SCHEMES
 from shalekv.write.commit import WalContents
 from shalekv.write.logical_time import first_time
@@ -166,7 +166,7 @@ class _OpeningExecutor:
         own, current = self._opening.own, self._opening.known
         log.info("epoch won", epoch=own.epoch, manifest_id=current.manifest_id)
         self._opening_snapshot.time.raise_to(current.logical_time_ms)
-        manifest = FencedManifest(self._stored, own)
+        manifest = WriterManifest(self._stored, own)
         wal = self._wal(own, current.database_id)
         while True:
             (effect,) = effects
@@ -209,7 +209,7 @@ class _OpeningExecutor:
         return (await self._stored.refresh()).wal_id_last_compacted
 
     async def _execute(
-        self, effect: OpeningEffect, manifest: FencedManifest, wal: ObjectStoreWal
+        self, effect: OpeningEffect, manifest: WriterManifest, wal: ObjectStoreWal
     ) -> OpeningEvent:
         """Carry out an effect that is not the last one, and return its result."""
         match effect:
@@ -228,7 +228,7 @@ class _OpeningExecutor:
                 return SlotsFilled(await _fill(wal, empty))
         raise ValueError(effect)
 
-    async def _reserve(self, width: int, manifest: FencedManifest) -> Manifest:
+    async def _reserve(self, width: int, manifest: WriterManifest) -> Manifest:
         pursuit = self._opening.pursuit
         log.info("fencing ahead of an older writer", gap=pursuit.gap, first=pursuit.first)
         async with edit_deadline(self._store):
@@ -238,7 +238,7 @@ class _OpeningExecutor:
             )
 
     async def _replay_and_serve(
-        self, effect: ReplayLog, manifest: FencedManifest, wal: ObjectStoreWal
+        self, effect: ReplayLog, manifest: WriterManifest, wal: ObjectStoreWal
     ) -> RecoveredLog:
         """Carry out the last two effects, which build what the writer starts from."""
         run, time = self._opening.run, self._opening_snapshot.time

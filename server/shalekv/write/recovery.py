@@ -25,7 +25,7 @@ from shalekv.read.version import PinnedVersion
 from shalekv.settings import MIB, CacheSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.manifests import FencedManifest, named_manifest
+from shalekv.store.manifests import WriterManifest, named_manifest
 from shalekv.write.logical_time import LogicalTime
 from shalekv.write.wal import Safekeepers, WriteAheadLog
 
@@ -44,7 +44,7 @@ class RecoveredLog:
     """A log that is fenced and replayed: the result of an opening, from which a writer starts."""
 
     store: CasStore
-    manifest: FencedManifest
+    manifest: WriterManifest
     version: PinnedVersion  # the levels
     wal: WriteAheadLog
     policy: FlushPolicy
@@ -88,10 +88,10 @@ class OpeningSnapshot:
         """Expiry of a snapshot that is made or renewed now, seconds by the store's clock."""
         return self.time.store_now_ms // 1_000 + OPEN_SNAPSHOT_TTL_S
 
-    async def renew(self, manifest: FencedManifest) -> None:
+    async def renew(self, manifest: WriterManifest) -> None:
         """Renew the snapshot, if a third of its lifetime is over.
 
-        Raises `SnapshotNotFound` when it is too late, and as `FencedManifest.edit`.
+        Raises `SnapshotNotFound` when it is too late, and as `WriterManifest.edit`.
         """
         now_ms = self._store.runtime.clock.monotonic_ms()
         life_ms = 1_000 * OPEN_SNAPSHOT_TTL_S
@@ -128,7 +128,7 @@ class FencedLog:
 
 async def replay_log(
     store: CasStore,
-    manifest: FencedManifest,
+    manifest: WriterManifest,
     end_wal_id: int,
     settings: WriterSettings,
     opening_snapshot: OpeningSnapshot,
@@ -161,7 +161,7 @@ async def replay_log(
 
 async def serve_replayed(
     store: CasStore,
-    manifest: FencedManifest,
+    manifest: WriterManifest,
     settings: WriterSettings,
     log: FencedLog,
     cache: CacheSettings | None,
@@ -201,7 +201,7 @@ async def serve_replayed(
 
 async def _serve_levels(
     store: CasStore,
-    manifest: FencedManifest,
+    manifest: WriterManifest,
     settings: WriterSettings,
     time: LogicalTime,
     cache: CacheSettings | None,

@@ -41,7 +41,7 @@ from shalekv.protocol.snapshot import (
     renew_snapshot,
     share_snapshot,
 )
-from shalekv.store.active_manifests import READS_MAX, read_pinned, unless_overtaken
+from shalekv.store.active_manifests import READS_MAX, read_pinned, retry_if_manifest_changed
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import EDIT_TIMEOUT_MS, StoredManifest, edit_deadline
 from shalekv.write.logical_time import NEAR_MS
@@ -145,7 +145,7 @@ class Snapshots:
                 raise not_found(found.id, current)
             return found, (await read_pinned(self._store, current, found.manifest_id))[1]
 
-        found, checksum = await unless_overtaken(self._store, look)
+        found, checksum = await retry_if_manifest_changed(self._store, look)
         edit = partial(
             share_snapshot,
             shared_id=found.id,
@@ -204,7 +204,7 @@ class Snapshots:
 
         Raises `CorruptObject` and `IllegalState` when the manifest of one cannot be read.
         """
-        return await unless_overtaken(self._store, self._list)
+        return await retry_if_manifest_changed(self._store, self._list)
 
     async def _list(self, stored: StoredManifest) -> Sequence[SnapshotView]:
         now_s = await self._store.now_ms() / 1_000

@@ -15,9 +15,9 @@ from shalekv.format.records import (
     IdempotencyRecord,
     ReplyKind,
     client_key,
+    decode_idempotency_record,
     decode_load,
-    decode_record,
-    encode_record,
+    encode_idempotency_record,
     load_entry,
     record_key,
 )
@@ -107,9 +107,9 @@ DECODERS = (
     ),
     Decoder(
         name="idempotency record",
-        covers=(decode_record,),
-        decode=lambda data: decode_record(WAL_NAME, data),
-        samples=[encode_record(RECORD)],
+        covers=(decode_idempotency_record,),
+        decode=lambda data: decode_idempotency_record(WAL_NAME, data),
+        samples=[encode_idempotency_record(RECORD)],
     ),
     Decoder(
         name="key of an idempotency record",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from shalekv.format.block import encode_block, parse_block
-from shalekv.format.block_frame import Codec, compressed, compressor, plain
+from shalekv.format.block_frame import Codec, compressed, compressor, uncompressed
 from shalekv.format.coding import Piece
 from shalekv.format.columns import Section, columns_of, read_section
 from shalekv.format.filter import parse_filter
@@ -54,7 +54,7 @@ from tests.kit.samples import (
 
 def _block(data: bytes) -> object:
     piece = Piece(WAL_NAME, 64, data)
-    plain(piece)
+    uncompressed(piece)
     return [*rows(parse_block(piece))]
 
 
@@ -218,7 +218,7 @@ DECODERS = (
     Decoder(name="section", covers=(read_section,), decode=_section_of, samples=[bytes(4)]),
     Decoder(
         name="block",
-        covers=(parse_block, plain),
+        covers=(parse_block, uncompressed),
         decode=_block,
         samples=_blocks(),
         found=[overwritten(block, 4, b"\xff\xff\xff\x7f") for block in _blocks()],  # bombs

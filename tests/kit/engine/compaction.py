@@ -10,7 +10,12 @@ from random import Random
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import wal_name
-from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.records import (
+    IdempotencyRecord,
+    ReplyKind,
+    encode_idempotency_record,
+    record_key,
+)
 from shalekv.format.sst_writer import encode_sst
 from shalekv.jobs.compact.claim import CompactorLeases
 from shalekv.jobs.compact.outputs import OutputOwner
@@ -31,7 +36,7 @@ from shalekv.settings import (
     StoreSettings,
 )
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import CompactedManifest, StoredManifest
+from shalekv.store.manifests import CompactorManifest, StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.engine.hand_clock import HandClock, hand_runtime
 from tests.kit.engine.naive_merge import NaiveLevels
@@ -125,7 +130,7 @@ class CompactedDatabase:
             lambda current: claim_compactor_epoch(current, NONCE),
             lambda current: current.compactor_nonce == NONCE,
         )
-        manifest = CompactedManifest(stored, CompactorId(1, NONCE))
+        manifest = CompactorManifest(stored, CompactorId(1, NONCE))
         leases = CompactorLeases(cas, ttl_s=600, holder="test")
         parts = SplitParts(cas)
         compactions = Compactions(cas, manifest, leases, settings, parts)
@@ -245,7 +250,7 @@ def delete_range(start: bytes, end: bytes) -> Entry:
 
 
 def record(client_key: bytes, expire_at_ms: int, reply: bytes = b"") -> Entry:
-    value = encode_record(IdempotencyRecord(bytes(16), 0, ReplyKind.PUT, reply))
+    value = encode_idempotency_record(IdempotencyRecord(bytes(16), 0, ReplyKind.PUT, reply))
     return Entry(record_key(client_key), 0, Kind.PUT, value, expire_at_ms)
 
 

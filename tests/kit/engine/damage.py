@@ -17,7 +17,7 @@ from shalekv.format.names import level_name, manifest_name, wal_name
 from shalekv.format.records import (
     IdempotencyRecord,
     ReplyKind,
-    encode_record,
+    encode_idempotency_record,
     load_entry,
     record_key,
 )
@@ -55,7 +55,7 @@ def sst_name(number: int) -> str:
 
 
 def record(key: bytes, seq: int) -> Entry:
-    value = encode_record(IdempotencyRecord(bytes(16), 3, ReplyKind.PUT, b""))
+    value = encode_idempotency_record(IdempotencyRecord(bytes(16), 3, ReplyKind.PUT, b""))
     return put(record_key(key), seq, value, NOW_MS + 86_400_000)
 
 

@@ -136,7 +136,7 @@ def entries_of(database: Database, manifest: Manifest, load: CommittedLoad) -> l
             database.data(name),
             database_id=manifest.database_id,
             checksum=info.checksum,
-            listed_seq=info.max_seq,
+            assigned_seq=info.max_seq,
         )
         sst.audit()
         found += sst.entries()

@@ -61,11 +61,11 @@ async def read_sst(store: ObjectStore | CasStore, info: SstInfo, database_id: by
     name = level_name(info.id)
     data = (await store.get(name)).data
     sst = open_sst(
-        name, data, database_id=database_id, checksum=info.checksum, listed_seq=info.max_seq
+        name, data, database_id=database_id, checksum=info.checksum, assigned_seq=info.max_seq
     )
     sst.audit()
     found = sst.footer.info(info.level)
-    if not sst.footer.contents.is_unnumbered:
+    if not sst.footer.contents.lacks_seqs:
         expiring = [e.expire_at_ms for e in sst.entries() if e.kind is Kind.PUT and e.expire_at_ms]
         assert replace(found, first_expiry_ms=min(expiring, default=0)) == info
     return sst

@@ -152,7 +152,7 @@ def _reply_first(self: LocalMember, effects: Sequence[Effect]) -> Future[ToPropo
 
 def _flush_without_sync(self: MemberLog) -> None:
     self._durable_lsn = self._index.last.lsn
-    self._synced.note(self._bound())
+    self._synced.write(self._bound())
 
 
 def _save_nothing(self: MemberLog, promise: Ballot, health: LogHealth) -> None:

@@ -14,7 +14,7 @@ from shalekv.format.names import parse_temporary_name
 from shalekv.protocol.two_phase import CreateRecord
 from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectStore, PlainStore, StoredObject
-from shalekv.store.two_phase.opening import OwnedStore
+from shalekv.store.two_phase.opening import CheckedTwoPhaseStore
 from shalekv.store.two_phase.records import RecordStore
 from tests.sim.errors import SimulationError
 from tests.sim.faults import Faults
@@ -114,7 +114,7 @@ class SimPlainClient(SimStoreClient, PlainStore):
             raise StoreUnavailable(self.url, "copy", source, problem)
 
 
-class WatchedStore(OwnedStore):
+class WatchedStore(CheckedTwoPhaseStore):
     """The shipped store of two-phase compare-and-swap; records the outcome of each create."""
 
     def __init__(

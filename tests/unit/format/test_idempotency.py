@@ -31,8 +31,8 @@ from shalekv.format.member_files import (
 from shalekv.format.records import (
     IdempotencyRecord,
     ReplyKind,
-    decode_record,
-    encode_record,
+    decode_idempotency_record,
+    encode_idempotency_record,
 )
 from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth
 from tests.kit.samples import WAL_NAME
@@ -51,7 +51,7 @@ records = st.builds(
 @given(records)
 def test_records_come_back(record: IdempotencyRecord) -> None:
     """A record returns what it was made of."""
-    found = decode_record(WAL_NAME, encode_record(record))
+    found = decode_idempotency_record(WAL_NAME, encode_idempotency_record(record))
     assert found == record
     assert type(found.reply_kind) is ReplyKind
 
@@ -62,10 +62,10 @@ def test_records_come_back(record: IdempotencyRecord) -> None:
 )
 def test_what_a_later_version_defines_is_refused(at: int, new: int, offset: int) -> None:
     """Another kind of reply, or reserved bytes that are not 0, are for a later version."""
-    data = bytearray(encode_record(RECORD))
+    data = bytearray(encode_idempotency_record(RECORD))
     data[at] = new
     with pytest.raises(UnsupportedVersion, match="idempotency record") as caught:
-        decode_record(WAL_NAME, bytes(data))
+        decode_idempotency_record(WAL_NAME, bytes(data))
     assert (caught.value.name, caught.value.offset) == (WAL_NAME, offset)
 
 
@@ -84,7 +84,7 @@ def test_what_a_later_version_defines_is_refused(at: int, new: int, offset: int)
 def test_records_out_of_their_limits_are_not_written(change: dict[str, Any]) -> None:
     """Hashes of another length, ids beyond 64 bits and unknown kinds of replies are refused."""
     with pytest.raises(ValueError, match=r"."):
-        encode_record(replace(RECORD, **change))
+        encode_idempotency_record(replace(RECORD, **change))
 
 
 IDENTITY = MemberIdentity(b"d" * 16, b"m" * 16, "s3://bucket/dätä", b"r" * 16)

@@ -160,10 +160,10 @@ def unnumbered(*entries: Entry, ranges: tuple[Entry, ...] = ()) -> bytes:
 def test_the_number_is_that_of_the_list(seq: int) -> None:
     """Entries of an unnumbered SST have the sequence number of the list, however they are read."""
     data = unnumbered(*POINTS)
-    sst = open_sst(LEVEL_NAME, data, database_id=DATABASE_ID, listed_seq=seq)
+    sst = open_sst(LEVEL_NAME, data, database_id=DATABASE_ID, assigned_seq=seq)
     sst.audit()
     assert [*sst.entries()] == numbered(POINTS, seq)
-    assert sst.footer.contents.is_unnumbered
+    assert sst.footer.contents.lacks_seqs
     listed = replace(sst.footer.info(3), min_seq=seq, max_seq=seq)
     start, length = metadata_range(listed)
     metadata = read_metadata(listed, data[start : start + length], database_id=DATABASE_ID)
@@ -216,6 +216,6 @@ def test_contradictions_are_refused(make: Callable[[], bytes]) -> None:
     data = make()
 
     def read() -> None:
-        [*open_sst(LEVEL_NAME, data, database_id=DATABASE_ID, listed_seq=5).entries()]
+        [*open_sst(LEVEL_NAME, data, database_id=DATABASE_ID, assigned_seq=5).entries()]
 
     assert isinstance(refusal(read), BadStructure)

@@ -14,7 +14,12 @@ from shalekv.errors import (
     UnsupportedVersion,
 )
 from shalekv.format import names
-from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.records import (
+    IdempotencyRecord,
+    ReplyKind,
+    encode_idempotency_record,
+    record_key,
+)
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, replay
@@ -112,7 +117,7 @@ async def test_records_count_as_memory() -> None:
     """The memory of the engine, by which it admits writes, includes the records."""
     database = await Database.created()
     first = await database.open()
-    value = encode_record(IdempotencyRecord(HASH, 1, ReplyKind.WRITE, b""))
+    value = encode_idempotency_record(IdempotencyRecord(HASH, 1, ReplyKind.WRITE, b""))
     records = [Entry(record_key(b"k"), 1, Kind.PUT, value, EXPIRE_AT_MS)]
     contents = WalContents([Entry(b"a", 1, Kind.PUT)], (), records)
     assert await first.wal.create(1, contents, position=0) is None
@@ -126,7 +131,7 @@ async def test_numbers_of_records_are_in_the_order_of_slots() -> None:
     database = await Database.created()
     first = await database.open()
     await database.fill(1, first.manifest.own, 5, put(b"a"))
-    value = encode_record(IdempotencyRecord(HASH, 2, ReplyKind.WRITE, b""))
+    value = encode_idempotency_record(IdempotencyRecord(HASH, 2, ReplyKind.WRITE, b""))
     records = [Entry(record_key(b"k"), 4, Kind.PUT, value, EXPIRE_AT_MS)]
     points = [Entry(b"b", 6, Kind.PUT)]
     assert await first.wal.create(2, WalContents(points, (), records), position=0) is None
@@ -138,7 +143,7 @@ async def test_record_of_a_later_version_is_refused() -> None:
     """A record that cannot be decoded is refused, naming its object: its repeat needs it (I12)."""
     database = await Database.created()
     first = await database.open()
-    value = bytearray(encode_record(IdempotencyRecord(HASH, 1, ReplyKind.WRITE, b"")))
+    value = bytearray(encode_idempotency_record(IdempotencyRecord(HASH, 1, ReplyKind.WRITE, b"")))
     value[24] = 200  # the kind of the reply
     records = [Entry(record_key(b"k"), 1, Kind.PUT, bytes(value), EXPIRE_AT_MS)]
     points = [Entry(b"a", 1, Kind.PUT)]

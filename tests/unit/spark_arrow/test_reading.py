@@ -202,8 +202,8 @@ def encoded(entries: Sequence[Entry], codec: Codec = Codec.NONE, block_bytes: in
     return encode_sst(properties(LEVEL_NAME), entries, block_bytes=block_bytes, codec=codec)
 
 
-def opened(data: bytes, listed_seq: int = 0) -> Sst:
-    return open_sst(LEVEL_NAME, data, database_id=None, listed_seq=listed_seq)
+def opened(data: bytes, assigned_seq: int = 0) -> Sst:
+    return open_sst(LEVEL_NAME, data, database_id=None, assigned_seq=assigned_seq)
 
 
 def rows_in(sst: Sst, *, with_values: bool = True) -> Rows:
@@ -251,7 +251,7 @@ def test_all_that_blocks_may_have(
 def test_rows_of_a_load() -> None:
     """Rows that were written without a sequence number get that of their file."""
     entries = [put(b"%03d" % number, 0, b"v") for number in range(50)]
-    rows = rows_in(opened(encoded(entries), listed_seq=12))
+    rows = rows_in(opened(encoded(entries), assigned_seq=12))
     assert set(rows.seqs.tolist()) == {12}
 
 
@@ -295,12 +295,12 @@ def test_every_byte_that_a_writer_may_get_wrong(
     the error of the format package, or read to the same rows.
     """
     data = encoded(entries, codec, block_bytes)
-    listed_seq = 0 if entries[0].seq else 9
+    assigned_seq = 0 if entries[0].seq else 9
     errors = set()
     for at in range(opened(data).footer.layout.filter_offset):
         for byte in {0, 1, 2, 3, 4, 255, data[at] ^ 1, data[at] ^ 128, data[at] + 8 & 255}:
             forged = data[:at] + bytes([byte]) + data[at + 1 :]
-            sst = opened(resealed(LEVEL_NAME, data, forged), listed_seq)
+            sst = opened(resealed(LEVEL_NAME, data, forged), assigned_seq)
             right = outcome(partial(decoded, sst))
             assert outcome(partial(rows_in, sst)) == right, (at, byte)
             errors.add(isinstance(right, tuple))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shalekv.errors import ConditionFailed
-from shalekv.format.records import ReplyKind, decode_record, record_key
+from shalekv.format.records import ReplyKind, decode_idempotency_record, record_key
 from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.transaction import (
     Add,
@@ -171,7 +171,7 @@ async def test_displaced_request_is_remembered_at_its_last_place() -> None:
         receipt = await settlement.receipt()
         (entry,) = log.contents_of(12).records
         assert entry == receipt.record
-        record = decode_record("", entry.value)
+        record = decode_idempotency_record("", entry.value)
         assert (entry.key, entry.seq, entry.expire_at_ms) == (record_key(b"k"), receipt.seq, 99_000)
         assert (record.wal_id, record.reply) == (12, b"[41]")
 

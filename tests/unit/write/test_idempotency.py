@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.errors import KeyExpired, Stopping
-from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.records import (
+    IdempotencyRecord,
+    ReplyKind,
+    encode_idempotency_record,
+    record_key,
+)
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.sorted_runs import entries_bytes
 from shalekv.write.commit import KeyedRequest, Receipt
@@ -30,7 +35,9 @@ class Keys:
     def land(self, key: bytes, seq: int = 7, reply: bytes = b"reply") -> Entry:
         record = IdempotencyRecord(HASH, 12, ReplyKind.WRITE, reply)
         expire_at_ms = self.idempotency.expiry_ms()
-        entry = Entry(record_key(key), seq, Kind.PUT, encode_record(record), expire_at_ms)
+        entry = Entry(
+            record_key(key), seq, Kind.PUT, encode_idempotency_record(record), expire_at_ms
+        )
         self.idempotency.land([entry])
         return entry
 

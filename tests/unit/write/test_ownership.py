@@ -16,7 +16,7 @@ from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import FencedManifest, StoredManifest
+from shalekv.store.manifests import StoredManifest, WriterManifest
 from shalekv.store.memory import MemoryStore
 from shalekv.write.engine import Ownership
 from tests.kit.engine.running_log import OWN, quiesce, yielding_runtime
@@ -80,7 +80,7 @@ async def watching(*, poll_ms: int = NEVER_MS, attempts: int = 1) -> AsyncIterat
     stored = StoredManifest(cas)
     await stored.refresh()
     store.is_answering = False
-    ownership = Ownership(FencedManifest(stored, OWN), poll_ms=lambda: poll_ms)
+    ownership = Ownership(WriterManifest(stored, OWN), poll_ms=lambda: poll_ms)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(ownership.run())
         await quiesce()

@@ -24,7 +24,7 @@ from lz4.block import LZ4BlockError, decompress
 
 from shalekv.errors import BadStructure, CorruptObject, ShaleError
 from shalekv.format.block import HAS_EXPIRY, HAS_KINDS, HAS_SEQS, KNOWN_FLAGS
-from shalekv.format.block_frame import HEADER_BYTES, Codec, plain
+from shalekv.format.block_frame import HEADER_BYTES, Codec, uncompressed
 from shalekv.format.coding import ALIGNMENT, Piece, crc32c
 from shalekv.format.columns import KINDS_OF, Columns, Section
 from shalekv.format.index import BlockIndex
@@ -103,7 +103,7 @@ def rows_of_blocks(index: BlockIndex, numbers: range, data: bytes, *, with_value
         handles = _Handles.of(index, numbers)
         _check_sums(handles, data)
         starts, plain_data = _uncompressed(index, numbers, handles, data)
-        return _Group(handles, starts, plain_data, index.listed_seq).rows(with_values=with_values)
+        return _Group(handles, starts, plain_data, index.assigned_seq).rows(with_values=with_values)
     except (_Unfit, CorruptObject):  # the error has to name the first damaged block
         return rows_of(_one_by_one(index, numbers, data), with_values=with_values)
 
@@ -145,7 +145,7 @@ def _uncompressed(
         name, base = index.piece.name, index[numbers[0]].offset
         ends = (starts + handles.lengths).tolist()
         blocks = [
-            plain(Piece(name, base + start, data[start:end]))[0].data
+            uncompressed(Piece(name, base + start, data[start:end]))[0].data
             for start, end in zip(starts.tolist(), ends, strict=True)
         ]
         pieces, lengths = [blocks], np.fromiter(map(len, blocks), np.int64, len(blocks))
@@ -195,11 +195,13 @@ def _padded(lengths: Positions) -> Positions:
 class _Group:
     """Blocks of codec 0 whose checksums were right. All methods raise `_Unfit`."""
 
-    def __init__(self, handles: _Handles, starts: Positions, data: bytes, listed_seq: int) -> None:
+    def __init__(
+        self, handles: _Handles, starts: Positions, data: bytes, assigned_seq: int
+    ) -> None:
         self._handles = handles
         self._view = memoryview(data)
         self._starts = starts
-        self._listed_seq = listed_seq
+        self._assigned_seq = assigned_seq
         lengths = np.append(starts[1:], len(data)) - starts
         _demand((lengths > _COLUMNS_AT).all())
         frames, raw_len, self._rows, self._flags = (
@@ -272,12 +274,12 @@ class _Group:
     def _seqs(self) -> Numbers:
         has_seqs = self._has(HAS_SEQS)
         at = self._starts + _COLUMNS_AT
-        if has_seqs.all() and not self._listed_seq:
+        if has_seqs.all() and not self._assigned_seq:
             return np.frombuffer(self._joined(at, 8 * self._rows), "<u8")
         shared = np.frombuffer(self._view, "<u8")[at >> 3]
-        if self._listed_seq:
+        if self._assigned_seq:
             _demand(not has_seqs.any() and not shared.any())
-            return np.full(int(self._rows.sum()), self._listed_seq, np.uint64)
+            return np.full(int(self._rows.sum()), self._assigned_seq, np.uint64)
         seqs = np.repeat(shared, self._rows)
         if has_seqs.any():
             own = self._joined(at[has_seqs], 8 * self._rows[has_seqs])

@@ -35,7 +35,7 @@ from shalekv.protocol.lease import (
 from shalekv.protocol.manifest import Lease, Manifest
 from shalekv.read.origins import check_pins
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import CompactedManifest, Edit, Landed, StoredManifest
+from shalekv.store.manifests import CompactorManifest, Edit, Landed, StoredManifest
 
 _MS_PER_S = 1_000
 _RETRY_SHARE = 10  # a failed renewal is retried after this fraction of the lease's life
@@ -194,7 +194,7 @@ async def claim_compaction(
     leases: CompactorLeases,
     *,
     after: CompactorId | None = None,
-) -> CompactedManifest:
+) -> CompactorManifest:
     """Take over from any other compactor, and put a lease for the first job into `leases`.
 
     With `after`, take over only from that compactor, and under its nonce. A process that starts
@@ -220,4 +220,4 @@ async def claim_compaction(
 
     claimed = await stored.edit(claim, landed)
     leases.keep_for_next(held)
-    return CompactedManifest(stored, CompactorId(claimed.compactor_epoch, nonce))
+    return CompactorManifest(stored, CompactorId(claimed.compactor_epoch, nonce))

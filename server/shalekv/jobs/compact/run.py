@@ -42,7 +42,7 @@ from shalekv.protocol.manifest import Manifest, Version
 from shalekv.settings import CompactorConfig
 from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import CompactedManifest
+from shalekv.store.manifests import CompactorManifest
 
 _NO_BOUND = 1 << 30
 _WAL_MEMORY_SHARE = 2  # entries of WAL objects may take 1/2 of a subcompaction's memory
@@ -88,7 +88,7 @@ class Compactions:
     def __init__(
         self,
         store: CasStore,
-        manifest: CompactedManifest,
+        manifest: CompactorManifest,
         leases: CompactorLeases,
         settings: CompactorConfig,
         parts: PartRunner,
@@ -243,7 +243,7 @@ async def compact_wal(store: CasStore, settings: CompactorConfig, *, holder: str
 
 
 async def _merge(
-    store: CasStore, manifest: CompactedManifest, leases: CompactorLeases, settings: CompactorConfig
+    store: CasStore, manifest: CompactorManifest, leases: CompactorLeases, settings: CompactorConfig
 ) -> int:
     compactions = Compactions(store, manifest, leases, settings, OwnProcessParts(store))
     current = await manifest.refresh()

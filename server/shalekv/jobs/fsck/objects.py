@@ -143,11 +143,11 @@ async def audit_object(
     *,
     database_id: bytes,
     checksum: int | None = None,
-    listed_seq: int = 0,
+    assigned_seq: int = 0,
 ) -> ObjectAudit:
     """Check every byte of the SST or WAL object `name`, and that its parts fit together.
 
-    `checksum` is the checksum of the footer in the manifest (None: it has none), `listed_seq` the
+    `checksum` is the checksum of the footer in the manifest (None: it has none), `assigned_seq` the
     sequence number that the manifest gives to entries without one. All damage is reported, except
     behind a footer or an index that cannot be read.
     """
@@ -159,7 +159,7 @@ async def audit_object(
         key_filter = await _filter(data, audited, footer)
         layout = footer.layout
         index_bytes = await data.read(layout.index_offset, layout.index_len)
-        index = read_index(footer, index_bytes, listed_seq)
+        index = read_index(footer, index_bytes, assigned_seq)
         await _blocks(store, data, audited, SstAudit(footer, index, key_filter), index)
     except CorruptObject as error:
         audited.add(error)

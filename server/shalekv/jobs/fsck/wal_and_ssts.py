@@ -81,7 +81,7 @@ async def check_ssts(
             sizes[info.id],
             database_id=place.database_id,
             checksum=info.checksum,
-            listed_seq=info.max_seq,
+            assigned_seq=info.max_seq,
         )
         return sst, audited
 
@@ -135,7 +135,7 @@ def _compared(sst: NamedSst, audited: ObjectAudit) -> Iterator[Finding]:
 def _differences(info: SstInfo, footer: Footer, *, level: int) -> list[str]:
     """Describe the fields of the manifest's row that the footer contradicts."""
     found = footer.info(level)
-    if footer.contents.is_unnumbered and info.min_seq == info.max_seq:
+    if footer.contents.lacks_seqs and info.min_seq == info.max_seq:
         found = replace(found, min_seq=info.min_seq, max_seq=info.max_seq)
     return [
         f"{field.name} is {_shown(getattr(found, field.name))}, not "

@@ -347,7 +347,7 @@ class Node:
             await self._remove(hosted)
             return
         await self._end_member(hosted)
-        folder = await self._syncer.workers.run(self._folder.set_aside, hosted.member.log)
+        folder = await self._syncer.workers.run(self._folder.retire, hosted.member.log)
         log.warning(
             "MEMBER SET ASIDE: its log has records that are not archived. Delete the folder if "
             "they are of no use",

@@ -61,30 +61,34 @@ class RequestFailure:
     status: int | None = None  # of the reply; None: there was none
     code: str = ""  # the store's code of the problem
     kind: str = ""  # obstore's kind of a failure without a reply
-    is_of_token: bool = False  # the request for a token failed: that for the object was not sent
+    is_token_failure: bool = (
+        False  # the request for a token failed: that for the object was not sent
+    )
 
     @property
     def is_refusal(self) -> bool:
         """Return whether an operator must fix something before a retry can succeed."""
         if self.kind == _BAD_NAME:
             return True
-        if self.is_of_token and self.status is None:
+        if self.is_token_failure and self.status is None:
             return self.kind == ""  # no request: a file or a program that cannot be read
         if self.status is None or self.status in _TRANSIENT:
             return False
         return _REFUSED_FROM <= self.status < _REFUSED_BELOW
 
     @property
-    def is_of_object(self) -> bool:
+    def is_object_missing(self) -> bool:
         """Return whether the object was not found, and not the bucket."""
-        if self.status != HTTPStatus.NOT_FOUND or self.is_of_token:
+        if self.status != HTTPStatus.NOT_FOUND or self.is_token_failure:
             return False
         return self.code not in _NO_BUCKET
 
     @property
-    def is_behind_the_end(self) -> bool:
+    def is_range_past_end(self) -> bool:
         """Return whether the object exists, and the range begins behind its end."""
-        return self.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and not self.is_of_token
+        return (
+            self.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and not self.is_token_failure
+        )
 
     @property
     def problem(self) -> str:
@@ -93,14 +97,14 @@ class RequestFailure:
             what = _SILENCES.get(self.kind, f"the connection failed ({self.kind or 'no detail'})")
         else:
             what = f"the answer was {self.status} {self.code}".rstrip()
-        if self.is_of_token:
+        if self.is_token_failure:
             return f"no token could be had for the store: {what}; check the credentials{_CLOCK}"
         is_sent_on = self.status is not None and self.status < HTTPStatus.BAD_REQUEST
         advice = _SENT_ON if is_sent_on else _ADVICE.get(self.status or 0, "")
         return f"{what}: {advice}" if advice else what
 
 
-def read_failure(error: Exception) -> RequestFailure:
+def parse_failure(error: Exception) -> RequestFailure:
     """Parse an error of obstore."""
     if isinstance(error, TimeoutError):
         return RequestFailure(kind="Timeout")
@@ -127,7 +131,7 @@ def read_failure(error: Exception) -> RequestFailure:
 
 def create_outcome(failure: RequestFailure) -> Exists | Unknown | None:
     """Return the outcome of a failed create; None: nothing was created, so raise `store_error`."""
-    if failure.is_of_token or failure.kind == "Connect":
+    if failure.is_token_failure or failure.kind == "Connect":
         return None
     is_azures = failure.status == HTTPStatus.CONFLICT and failure.code == "BlobAlreadyExists"
     if is_azures or failure.status == HTTPStatus.PRECONDITION_FAILED:
@@ -139,7 +143,7 @@ def create_outcome(failure: RequestFailure) -> Exists | Unknown | None:
 
 def store_error(failure: RequestFailure, store: str, operation: str, name: str) -> StoreError:
     """Return the error to raise for a failed request."""
-    if failure.is_of_object and operation in _READS_OF_ONE:
+    if failure.is_object_missing and operation in _READS_OF_ONE:
         return ObjectNotFound(store, operation, name, "no object has this name")
     if not failure.is_refusal:
         return StoreUnavailable(store, operation, name, failure.problem)

@@ -77,7 +77,7 @@ class DataFolder:
         such member. Raises `StoreRefused` when a log belongs to another user.
         """
         logs: list[MemberLog] = []
-        set_aside: list[Path] = []
+        quarantined: list[Path] = []
         for name in self.files.list_folders(self.path):
             folder = self.path / name
             is_leftover = name.endswith((NEW_SUFFIX, REMOVED_SUFFIX))
@@ -94,8 +94,8 @@ class DataFolder:
             except UnsupportedVersion:
                 raise
             except CorruptObject:
-                set_aside.append(self._set_aside(folder, "quarantined"))
-        return logs, set_aside
+                quarantined.append(self._rename_aside(folder, "quarantined"))
+        return logs, quarantined
 
     def create(self, identity: MemberIdentity) -> MemberLog:
         """Create a member with an empty log, durably.
@@ -114,10 +114,10 @@ class DataFolder:
         self.files.sync_folder(self.path)
         delete_folder(self.files, removed)
 
-    def set_aside(self, log: MemberLog) -> Path:
+    def retire(self, log: MemberLog) -> Path:
         """Retire the log of a former member, keeping its records; return its new path."""
         log.close()
-        return self._set_aside(log.folder, "retired")
+        return self._rename_aside(log.folder, "retired")
 
     def close(self) -> None:
         """Unlock the folder. REQUIRES: the logs were closed before."""
@@ -130,7 +130,8 @@ class DataFolder:
             raise WrongObject(str(folder), 0, "the log of another database")
         return log
 
-    def _set_aside(self, folder: Path, why: str) -> Path:
+    def _rename_aside(self, folder: Path, why: str) -> Path:
+        """Rename a folder to the first free name with the suffix `why` and a number."""
         taken = set(self.files.list_folders(self.path))
         names = (f"{folder.name}.{why}-{number}" for number in count(1))
         name = next(name for name in names if name not in taken)
@@ -214,7 +215,7 @@ def open_log(files: DurableFiles, folder: Path, *, segment_bytes: int) -> Member
         return log
     _cut_leftovers(files, folder, scanned)
     log.continue_segment()
-    log.note_bound()
+    log.write_bound()
     return log
 
 

@@ -182,7 +182,7 @@ class MemberLog:
         if self._durable_lsn < self._index.last.lsn and self._open is not None:
             self._open.sync()
             self._durable_lsn = self._index.last.lsn
-            self._synced.note(self._bound())
+            self._synced.write(self._bound())
 
     def make_space(self, sizes: Sequence[int]) -> bool:
         """Allocate space for frames of these sizes; return False if the disk is full."""
@@ -218,7 +218,7 @@ class MemberLog:
         if self._open is not None:
             self._open.close()
         with contextlib.suppress(Exception):  # the note is optional, and the disk may be broken
-            self._synced.note(self._bound())
+            self._synced.write(self._bound())
         self._control.close()
         self._synced.close()
 
@@ -235,9 +235,9 @@ class MemberLog:
             segment.size_bytes = segment.end
         self._space.reopened(segment.free_bytes)
 
-    def note_bound(self) -> None:
+    def write_bound(self) -> None:
         """Write the durable bound, so that the next start detects the loss of durable records."""
-        self._synced.note(self._bound())
+        self._synced.write(self._bound())
 
     def _bound(self) -> Synced:
         last = self._index.last

@@ -127,7 +127,7 @@ class SyncedFile:
                 continue
         return cls(file, max(slots, key=lambda slot: slot.sequence, default=None))
 
-    def note(self, synced: Synced) -> None:
+    def write(self, synced: Synced) -> None:
         """Write the bound, without a sync: an older bound, being lower, is safe."""
         self._sequence += 1
         self.synced = replace(synced, sequence=self._sequence)
@@ -137,7 +137,7 @@ class SyncedFile:
 
     def lower(self, synced: Synced) -> None:
         """Write a lower bound durably: an older bound would be too high."""
-        self.note(synced)
+        self.write(synced)
         self._file.sync()
 
     def close(self) -> None:

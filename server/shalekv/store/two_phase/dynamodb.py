@@ -68,7 +68,10 @@ if TYPE_CHECKING:
 
 
 class NoAnswer(Exception):
-    """Another server has answered, or the table is not ready in time. The text is our own."""
+    """A proxy answered in place of DynamoDB, or the table is not ready in time.
+
+    The text is our own.
+    """
 
     def __init__(self, problem: str, outcome: StatementOutcome) -> None:
         super().__init__(problem)

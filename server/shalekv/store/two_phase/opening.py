@@ -151,8 +151,8 @@ def _missing(scheme: str, extra: str) -> InvalidSetting:
     )
 
 
-class OwnedStore(TwoPhaseStore):
-    """A two-phase store that checks its records once, before the first change."""
+class CheckedTwoPhaseStore(TwoPhaseStore):
+    """A two-phase store that checks before its first change that the records are its own."""
 
     def __init__(self, plain: PlainStore, records: RecordStore, runtime: Runtime) -> None:
         super().__init__(plain, records, runtime)

@@ -1,6 +1,6 @@
 """The interface of transactional stores for two-phase compare-and-swap.
 
-A record exists for each destination. Every change is one conditional statement, durable when it is
+A destination has at most one record. Every change is one conditional statement, durable when it is
 answered, and every read sees all changes that were answered before it was sent. Destinations and
 sources are compared by their bytes.
 """
@@ -34,7 +34,7 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """This record existed before, and this call inserted nothing."""
+    """The destination has this record. It may be our own, if the insert was sent twice."""
 
     record: CreateRecord
 

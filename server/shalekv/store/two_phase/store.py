@@ -10,8 +10,12 @@ A create takes five steps:
 
 Any process may take the steps 3 to 5 in the place of the one that has taken step 2, at any time
 and concurrently with others. `shalekv.protocol.two_phase` has the table of decisions: what may be
-stored after any crash, and what each process does about it. Rule S, which is described there, is
-kept by putting a new source for every attempt to enter one into the record.
+stored after any crash, and what each process does about it. It also describes rule S: no source is
+deleted while a process may still copy it. For this, every attempt to enter a source into the record
+(step 2) puts a new source.
+
+A record is *open* until it is committed. It is *dead* when it is open, and source and destination
+are both gone: then it cannot be completed, and another create takes it over.
 
 `TwoPhaseCreate` runs the five steps, `RecordCompleter` the last three of them for any record,
 `SourceDeleter` deletes temporary objects, and `Repair` completes what crashes have left.
@@ -163,7 +167,7 @@ class SourceDeleter:
                 await self._records.withdraw(barrier)
 
     async def _block(self, source: str) -> CreateRecord | None:
-        """Keep `source` out of the record; return the barrier, or None if the record is final."""
+        """Keep `source` out of the record; return the barrier, or None if it is committed."""
         parsed = parse_temporary_name(source)
         if parsed is None or not parsed.destination.isascii():
             return None  # not a source of ours

@@ -14,18 +14,18 @@ _NOTHING_MADE = None  # outcome of a create without an answer that certainly cre
 
 async def second_create(scratch: Scratch) -> CheckPassed:
     """Check that a create of an existing name reports that, and replaces nothing."""
-    await refused(scratch)
+    await check_not_replaced(scratch)
     return CheckPassed()
 
 
-async def refused(scratch: Scratch) -> tuple[str, bool]:
+async def check_not_replaced(scratch: Scratch) -> tuple[str, bool]:
     """Check that a second create does not replace an object.
 
     Returns the name of the object, and whether no create of it can still be in flight.
     """
     first, second = b"the first object", b"the second one, which must not be seen"
-    name = await scratch.created("second", first)
-    outcome, is_over = await scratch.answered(name, second, at=1)
+    name = await scratch.create_new("second", first)
+    outcome, is_over = await scratch.create_until_answered(name, second, at=1)
     found = await read(scratch, name, at=1)
     if found != first:
         raise StoreViolation("create", name, "replaced an object that was there")
@@ -55,26 +55,26 @@ async def create_races(scratch: Scratch) -> CheckPassed:
 async def race(scratch: Scratch, name: str, *, at: int) -> bytes | None:
     """Run one race for `name`; return the winner's bytes, or None if no create was answered."""
     bodies = [f"racer {racer} for {name}".encode() for racer in range(scratch.effort.racers)]
-    outcomes = await all_of([_raced(scratch, *racer, name) for racer in enumerate(bodies)])
+    outcomes = await all_of([_create(scratch, *racer, name) for racer in enumerate(bodies)])
     found: bytes | None
     try:
         found = (await scratch.reader(at).get(name)).data
     except ObjectNotFound:
         found = None
-    problem = judged(outcomes, bodies, found)
+    problem = race_problem(outcomes, bodies, found)
     if problem:
         raise StoreViolation("create", name, problem)
     return found
 
 
-async def _raced(scratch: Scratch, racer: int, body: bytes, name: str) -> CreateOutcome | None:
+async def _create(scratch: Scratch, racer: int, body: bytes, name: str) -> CreateOutcome | None:
     try:
         return await scratch.stores[racer % len(scratch.stores)].create(name, body)
     except StoreUnavailable:
         return _NOTHING_MADE
 
 
-def judged(
+def race_problem(
     outcomes: Sequence[CreateOutcome | None], bodies: Sequence[bytes], found: bytes | None
 ) -> str:
     """Return what is wrong with a race with these outcomes, after which `found` was read; or ""."""

@@ -51,7 +51,7 @@ async def read_after_write(scratch: Scratch) -> CheckPassed:
     """Check that all views read an object once its create has ended."""
     for number in range(REPEATS):
         data = f"written {number}".encode() * (number + 1)
-        name = await scratch.created(f"write-{number:03d}", data, at=number)
+        name = await scratch.create_new(f"write-{number:03d}", data, at=number)
         if await read(scratch, name, at=number + 1) != data:
             raise StoreViolation("get", name, "other bytes are read than were written")
         await _sized(scratch, name, len(data), at=number + 2)
@@ -64,14 +64,14 @@ async def read_after_delete(scratch: Scratch) -> CheckPassed:
     Deleting a name without an object must not be an error.
     """
     for number in range(REPEATS):
-        name = await scratch.created(f"delete-{number:03d}", b"deleted", at=number)
+        name = await scratch.create_new(f"delete-{number:03d}", b"deleted", at=number)
         await scratch.reader(number).delete([name])
-        await gone(scratch, name, at=number + 1)
+        await check_gone(scratch, name, at=number + 1)
     await scratch.reader(0).delete([scratch.name("never-made")])
     return CheckPassed(f"{REPEATS} objects")
 
 
-async def gone(scratch: Scratch, name: str, *, at: int) -> None:
+async def check_gone(scratch: Scratch, name: str, *, at: int) -> None:
     """Check that `name`, which was deleted, cannot be read."""
     try:
         await scratch.reader(at).get(name)
@@ -83,7 +83,7 @@ async def gone(scratch: Scratch, name: str, *, at: int) -> None:
 async def ranges(scratch: Scratch) -> CheckPassed:
     """Check that ranges are exact: at both ends, past the end, and counted from the end."""
     data = scratch.runtime.random.randbytes(RANGED_BYTES)
-    name = await scratch.created("ranges", data)
+    name = await scratch.create_new("ranges", data)
     for offset, length, first, end in _RANGES:
         found = await _range(scratch, name, offset, length)
         if found != data[first:end]:
@@ -95,13 +95,13 @@ async def ranges(scratch: Scratch) -> CheckPassed:
 
 async def empty_object(scratch: Scratch) -> CheckPassed:
     """Check that an empty object exists, is listed, and can be read in any range."""
-    name = await scratch.created("empty", b"")
+    name = await scratch.create_new("empty", b"")
     await _sized(scratch, name, 0, at=1)
     found = [await read(scratch, name, at=1)]
     found += [await _range(scratch, name, offset, 10) for offset in (0, 5, -5)]
     if any(found):
         raise StoreViolation("get", name, "an empty object has bytes")
-    if [info.name for info in await scratch.listed("empty", at=1)] != [name]:
+    if [info.name for info in await scratch.list_own("empty", at=1)] != [name]:
         raise StoreViolation("list", name, "an empty object is not shown")
     return CheckPassed()
 
@@ -111,14 +111,14 @@ async def large_object(scratch: Scratch) -> CheckPassed:
     size_bytes = scratch.effort.large_object_bytes
     data = await scratch.runtime.workers.run(scratch.runtime.random.randbytes, size_bytes)
     # Only in this folder are large objects uploaded in parts.
-    name = await scratch.created("large", data, folder=LEVELS_FOLDER)
+    name = await scratch.create_new("large", data, folder=LEVELS_FOLDER)
     await _sized(scratch, name, size_bytes, at=1)
     if await read(scratch, name, at=1) != data:
         raise StoreViolation("get", name, f"{size_bytes:,} bytes came back as others")
     for first in (0, max(0, size_bytes // 2 - EDGE_BYTES // 2), max(0, size_bytes - EDGE_BYTES)):
         if await _range(scratch, name, first, EDGE_BYTES) != data[first : first + EDGE_BYTES]:
             raise StoreViolation("get_range", name, f"bytes from {first:,} on are others")
-    outcome, _ = await scratch.answered(name, data[::-1], at=1)
+    outcome, _ = await scratch.create_until_answered(name, data[::-1], at=1)
     if not isinstance(outcome, Exists) or await _range(scratch, name, 0, 100) != data[:100]:
         raise StoreViolation("create", name, "a second create replaced the object, or says so")
     return CheckPassed(f"{size_bytes:,} bytes")
@@ -127,7 +127,7 @@ async def large_object(scratch: Scratch) -> CheckPassed:
 async def metadata(scratch: Scratch) -> CheckPassed | NotOffered:
     """Check that metadata is kept as it was given, or dropped as a whole, which is allowed."""
     given = {"writer_epoch": "7"}
-    name = await scratch.created("metadata", b"with metadata", given)
+    name = await scratch.create_new("metadata", b"with metadata", given)
     found = (await scratch.reader(1).get(name)).metadata
     if not found:
         return NotOffered("lost; the copy inside of each object is the one that counts")
@@ -158,7 +158,7 @@ async def list_after_write(scratch: Scratch) -> CheckPassed:
     """Check that lists show created objects at once, and deleted ones no more."""
     names: list[str] = []
     for number in range(LISTED_COUNT):
-        names.append(await scratch.created(f"listed-{number:03d}", b"listed", at=number))
+        names.append(await scratch.create_new(f"listed-{number:03d}", b"listed", at=number))
         await _shows(scratch, "listed-", names, at=number + 1)
     while names:
         await scratch.reader(len(names)).delete([names.pop(0)])
@@ -166,16 +166,16 @@ async def list_after_write(scratch: Scratch) -> CheckPassed:
     return CheckPassed(f"{2 * LISTED_COUNT} lists")
 
 
-async def shown(scratch: Scratch, name: str) -> None:
+async def check_listed(scratch: Scratch, name: str) -> None:
     """Check that a list shows `name`, which exists."""
-    if name not in [info.name for info in await scratch.listed()]:
+    if name not in [info.name for info in await scratch.list_own()]:
         raise StoreViolation("list", name, "an object that exists is not shown")
 
 
 async def order(scratch: Scratch) -> CheckPassed:
     """Check that lists are in the order of the bytes of the names."""
     names = [scratch.name(f"order-{label}") for label in _UNORDERED]
-    await scratch.created_many(names)
+    await scratch.create_many(names)
     await _shows(scratch, "order-", sorted(names), at=1)
     return CheckPassed()
 
@@ -183,7 +183,7 @@ async def order(scratch: Scratch) -> CheckPassed:
 async def paging(scratch: Scratch) -> CheckPassed:
     """Check that a list of more than one page shows each object once, wherever it begins."""
     names = [scratch.name(f"paged-{number:06d}") for number in range(PAGED_NAMES)]
-    await scratch.created_many(names)
+    await scratch.create_many(names)
     await _shows(scratch, "paged-", names, at=1)
     for first in (1, 49, 50, 51, 999, 1_000, 1_001, PAGED_NAMES):
         expected = names[first:]
@@ -194,7 +194,7 @@ async def paging(scratch: Scratch) -> CheckPassed:
 async def start_after(scratch: Scratch) -> CheckPassed:
     """Check that a list begins behind `start_after`, whether that object exists or not."""
     names = [scratch.name(f"after-{number:03d}.sst") for number in range(5)]
-    await scratch.created_many(names)
+    await scratch.create_many(names)
     for name, expected in (
         (names[0], names[1:]),
         (names[0].removesuffix("t"), names),
@@ -210,7 +210,7 @@ async def _shows(
     scratch: Scratch, label: str, expected: Sequence[str], *, at: int, start_after: str = ""
 ) -> None:
     """Check that a list shows these names, in this order."""
-    found = [info.name for info in await scratch.listed(label, at=at, start_after=start_after)]
+    found = [info.name for info in await scratch.list_own(label, at=at, start_after=start_after)]
     if found == expected:
         return
     missing = [name for name in expected if name not in set(found)]
@@ -235,7 +235,7 @@ async def _shows(
 async def clock(scratch: Scratch) -> CheckPassed:
     """Check that the store has a clock, which does not go back, and dates new objects by it."""
     readings = [await now_ms(scratch, at=0)]
-    name = await scratch.created("dated", b"dated", at=1)
+    name = await scratch.create_new("dated", b"dated", at=1)
     readings += [await now_ms(scratch, at=at) for at in range(CLOCK_READINGS)]
     for before, after in pairwise(readings):
         if after < before - CLOCK_SLACK_MS:

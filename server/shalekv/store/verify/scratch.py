@@ -94,7 +94,7 @@ class Scratch:
         self._names.append(name)
         return name
 
-    async def answered(
+    async def create_until_answered(
         self,
         name: str,
         data: bytes,
@@ -129,7 +129,7 @@ class Scratch:
             self._listener(failed_attempts, failure)
             await cas.pause(failed_attempts)
 
-    async def created(
+    async def create_new(
         self,
         label: str,
         data: bytes,
@@ -142,7 +142,7 @@ class Scratch:
         attempt = 0
         while True:
             name = self.name(f"{label}~{attempt}" if attempt else label, folder=folder)
-            outcome, is_first = await self.answered(name, data, metadata, at=at)
+            outcome, is_first = await self.create_until_answered(name, data, metadata, at=at)
             if is_first and isinstance(outcome, Created):
                 return name
             if is_first:
@@ -151,7 +151,7 @@ class Scratch:
                 )
             attempt += 1
 
-    async def created_many(self, names: Sequence[str]) -> None:
+    async def create_many(self, names: Sequence[str]) -> None:
         """Create an object for each of these names, which come from `name`, some at a time."""
         for first in range(0, len(names), PARALLEL_CREATES):
             some = names[first : first + PARALLEL_CREATES]
@@ -162,9 +162,9 @@ class Scratch:
         if isinstance(store, TwoPhaseStore):  # one request is enough: other checks cover races
             await store.plain.put(name, name.encode())
         else:
-            await self.answered(name, name.encode(), at=at)
+            await self.create_until_answered(name, name.encode(), at=at)
 
-    async def listed(
+    async def list_own(
         self, label: str = "", *, at: int = 0, start_after: str = "", folder: str = FOLDER
     ) -> list[ObjectInfo]:
         """List the objects of this run whose label begins with `label`, in the store's order."""

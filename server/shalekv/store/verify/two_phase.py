@@ -68,7 +68,7 @@ async def _record_race(scratch: Scratch, destination: Destination, *, at: int) -
     ]
     outcomes = await all_of([_inserted(scratch, *racer) for racer in enumerate(records)])
     found = await _store(scratch, at).records.find(destination)
-    problem = judged(outcomes, records, found)
+    problem = race_problem(outcomes, records, found)
     if problem:
         raise StoreViolation(
             "insert", f"the record of {destination.name} in {_url(scratch)}", problem
@@ -83,7 +83,7 @@ async def _inserted(scratch: Scratch, racer: int, record: CreateRecord) -> Inser
         return InsertUnknown(str(error))
 
 
-def judged(
+def race_problem(
     outcomes: Sequence[InsertOutcome], records: Sequence[CreateRecord], found: CreateRecord | None
 ) -> str:
     """Return what is wrong with a race with these outcomes, after which `found` was read; or ""."""

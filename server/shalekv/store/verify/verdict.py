@@ -47,7 +47,7 @@ class Check:
     """
 
     name: str
-    proves: str
+    proves: str  # the requirement
     lost: str  # the guarantee of the database that is lost without it
     run: Callable[[Scratch], Awaitable[CheckPassed | NotOffered]]
 

@@ -17,8 +17,8 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import log_retry
 from shalekv.store.verify import races, reads
-from shalekv.store.verify.races import race, refused
-from shalekv.store.verify.reads import gone, now_ms, shown
+from shalekv.store.verify.races import check_not_replaced, race
+from shalekv.store.verify.reads import check_gone, check_listed, now_ms
 from shalekv.store.verify.scratch import Effort, Scratch, StoreViolation, stores_of
 from shalekv.store.verify.verdict import (
     DURABLE,
@@ -131,7 +131,7 @@ class StoreVerification:
 
     async def findings(self) -> AsyncIterator[CheckResult]:
         """Run the checks; yield the result of each. Raises the errors of an unreachable store."""
-        await self._scratch.listed()
+        await self._scratch.list_own()
         await self._scratch.reader(0).repair()  # sends a request to the records, if there are any
         for check in self.checks:
             yield CheckResult(check, await self._verdict(check))
@@ -181,15 +181,15 @@ async def check_fit(store: ObjectStore, runtime: Runtime, settings: StoreSetting
     scratch = Scratch([store], runtime, settings, effort, log_retry)
     guarantee = ONE_WINNER
     try:
-        name, is_over = await refused(scratch)
+        name, is_over = await check_not_replaced(scratch)
         for number in range(ROUNDS):
             await race(scratch, scratch.name(f"race-{number}"), at=0)
         guarantee = NO_GAP
-        await shown(scratch, name)
+        await check_listed(scratch, name)
         guarantee = NOT_BACK
         await scratch.reader(0).delete([name])
         if is_over:
-            await gone(scratch, name, at=0)
+            await check_gone(scratch, name, at=0)
         guarantee = TIMELY
         await now_ms(scratch, at=0)
     except StoreViolation as found:

@@ -32,7 +32,7 @@ from shalekv.protocol.membership import (
     finish_change,
     is_archived,
 )
-from shalekv.store.manifests import FencedManifest
+from shalekv.store.manifests import WriterManifest
 from shalekv.wording import Trouble
 from shalekv.write.quorum.ledger import Ledger
 from shalekv.write.quorum.links import CONNECT_TIMEOUT_MS, LinkBroken
@@ -327,7 +327,7 @@ def _names(members: Iterable[Member]) -> str:
 class MembershipFollower:
     """Keeps the members of a log equal to those in the manifest."""
 
-    def __init__(self, manifest: FencedManifest, quorum_log: QuorumLog, clock: Clock) -> None:
+    def __init__(self, manifest: WriterManifest, quorum_log: QuorumLog, clock: Clock) -> None:
         """REQUIRES: another task refreshes `manifest`."""
         self._manifest = manifest
         self._log = quorum_log

@@ -51,7 +51,7 @@ from shalekv.read.replay import Replayed, apply_object
 from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.manifests import FencedManifest, StoredManifest
+from shalekv.store.manifests import StoredManifest, WriterManifest
 from shalekv.store.url import UNCHARGED_SCHEMES
 from shalekv.write.commit import WalContents
 from shalekv.write.logical_time import first_time
@@ -161,7 +161,7 @@ class _QuorumOpeningExecutor:
         await self._advance_to(ListArchive)
         async with self._fetcher.deadline():
             await self._advance_to(CommitFence)
-        manifest = FencedManifest(self._stored, own)
+        manifest = WriterManifest(self._stored, own)
         wal = await self._lead(manifest)
         replayed = await self._replay(manifest)
         finish = self._effect
@@ -250,7 +250,7 @@ class _QuorumOpeningExecutor:
             last_compacted=_nothing,
         )
 
-    async def _lead(self, manifest: FencedManifest) -> QuorumWal:
+    async def _lead(self, manifest: WriterManifest) -> QuorumWal:
         """Carry out `CommitFence`: no older writer can commit any more. Return the log."""
         wanted, time, clock = self._effect, self._opening_snapshot.time, self._store.runtime.clock
         assert isinstance(wanted, CommitFence)
@@ -277,7 +277,7 @@ class _QuorumOpeningExecutor:
         self._step(FenceCommitted())
         return wal
 
-    async def _replay(self, manifest: FencedManifest) -> Replayed:
+    async def _replay(self, manifest: WriterManifest) -> Replayed:
         """Carry out `ReplayLog`: apply the archive, then the records that are not in it."""
         effect = self._effect
         assert isinstance(effect, ReplayLog)

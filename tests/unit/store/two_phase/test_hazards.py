@@ -17,7 +17,7 @@ from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import Created, Exists, Repaired, RequestKind, Unknown
 from shalekv.store.cas import Claimed, Taken
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.opening import OwnedStore
+from shalekv.store.two_phase.opening import CheckedTwoPhaseStore
 from tests.kit.inline_runtime import inline_runtime
 from tests.kit.memory_records import MemoryRecords, Table
 from tests.kit.store import claim
@@ -328,9 +328,9 @@ def test_foreign_objects_are_deleted_as_they_are() -> None:
     assert cluster.table == {}
 
 
-def opened(objects: MemoryObjects, table: Table) -> OwnedStore:
+def opened(objects: MemoryObjects, table: Table) -> CheckedTwoPhaseStore:
     plain = MemoryStore(lambda: 0, name="db", objects=objects)
-    return OwnedStore(plain, MemoryRecords(table=table), inline_runtime(len(table)))
+    return CheckedTwoPhaseStore(plain, MemoryRecords(table=table), inline_runtime(len(table)))
 
 
 async def test_its_own_records_are_recognised() -> None:
@@ -377,5 +377,5 @@ async def test_a_manifest_that_goes_meanwhile_is_no_stranger() -> None:
             return await super().find(destination)
 
     plain = MemoryStore(lambda: 0, name="db", objects=objects)
-    late = OwnedStore(plain, Late(table=table), inline_runtime(9))
+    late = CheckedTwoPhaseStore(plain, Late(table=table), inline_runtime(9))
     assert await late.create(manifest_name(2), b"2") == Created()

@@ -10,7 +10,7 @@ from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import Created, CreateOutcome, Exists, Unknown
 from shalekv.store.two_phase.records import Inserted, InsertOutcome, InsertUnknown, Occupied
 from shalekv.store.verify import two_phase
-from shalekv.store.verify.races import judged
+from shalekv.store.verify.races import race_problem
 
 BODIES = (b"a", b"b", b"c")
 LOST = Unknown("no answer")
@@ -34,7 +34,7 @@ def test_a_fair_race(outcomes: Sequence[CreateOutcome | None], found: bytes | No
     """A race with one winner, whose bytes are the object, is fair, even if the winner was not
     answered.
     """
-    assert judged(outcomes, BODIES, found) == ""
+    assert race_problem(outcomes, BODIES, found) == ""
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_an_unfair_race(
     outcomes: Sequence[CreateOutcome | None], found: bytes | None, problem: str
 ) -> None:
     """Two winners, no winner, and an object that is not the winner's have an error each."""
-    assert problem in judged(outcomes, BODIES, found)
+    assert problem in race_problem(outcomes, BODIES, found)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,6 @@ def test_an_unfair_race(
 def test_races_for_records(
     outcomes: Sequence[InsertOutcome], found: CreateRecord | None, problem: str
 ) -> None:
-    """Records are judged as objects are; a process that finds its own record has won."""
-    reported = two_phase.judged(outcomes, (A, B, C), found)
+    """Records are race_problem as objects are; a process that finds its own record has won."""
+    reported = two_phase.race_problem(outcomes, (A, B, C), found)
     assert (problem in reported) if problem else reported == ""

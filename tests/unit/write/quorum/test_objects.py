@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from shalekv.errors import BadStructure, CorruptObject, Truncated, WrongObject
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
-from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.records import (
+    IdempotencyRecord,
+    ReplyKind,
+    encode_idempotency_record,
+    record_key,
+)
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.entry import Entry, Kind
@@ -59,7 +64,7 @@ def drawn(random: Random, seq: int) -> WalContents:
     if random.random() < 0.4:
         reply = IdempotencyRecord(b"h" * 16, WAL_ID, ReplyKind.PUT, b"reply")
         key = record_key(random.choice([b"one", b"two"]))
-        records = [Entry(key, seq, Kind.PUT, encode_record(reply), 99)]
+        records = [Entry(key, seq, Kind.PUT, encode_idempotency_record(reply), 99)]
     return WalContents(points, tombstones, records)
 
 
