@@ -13,7 +13,7 @@ UNNUMBERED = 0  # in place of a sequence number that is not known yet; commits b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SstContents:
-    """Summary of the entries of an SST; all zero and empty for a fence.
+    """Summary of the entries of an SST; all zero and empty for a fence, which has none.
 
     All keys of points, and all keys that range tombstones delete, are between `first_key` and
     `last_key`, both included. If there are any, an empty `last_key` means: no upper bound. The end

@@ -2,7 +2,7 @@
 
 manifest/<20 digits>.manifest     wal/<20 digits>.sst     levels/<UUID version 7>.sst
 election/<20 digits>.lease
-<any of these>.<UUID>.<checksum>  temporary: two-phase compare-and-swap copies it to the first part
+<any of these>.<UUID>.<checksum>  temporary: two-phase compare-and-swap copies it to <any of these>
 
 Parsers return None for every other name: a folder may hold objects of others. A name has exactly
 one spelling, so that building and parsing are each other's inverse.

@@ -1,4 +1,4 @@
-"""Records in SSTs that clients do not write: idempotency records, and control records of loads.
+"""Records that the server itself adds to SSTs: idempotency records, and control records of loads.
 
 Section 2 of an SST is a key space of the system. The first byte of a key is the kind of record:
 

@@ -1,4 +1,4 @@
-"""SSTs as protobuf messages: packed columns for the levels, and single ones for pending loads."""
+"""SSTs as protobuf messages: packed columns for the levels, one by one for pending loads."""
 
 from __future__ import annotations
 

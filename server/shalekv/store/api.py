@@ -4,10 +4,12 @@ All safety rests on one primitive, `create`: create this object if it does not e
 outcomes are three types, because "no answer" is neither success nor failure: after `Unknown` the
 caller must read the object and compare its bytes, as `CasStore.claim` in `shalekv.store.cas` does.
 
-An object is *collected* when a collector deletes it because nothing needs it any more. Names are
-relative to the root of the database, such as ``wal/00000000000000000007.sst``.
-Objects never change once they exist. All methods may be cancelled; a cancelled `create` may
-still take effect.
+An object is *collected* when a collector deletes it because nothing needs it any more.
+
+Names are relative to the root of the database, such as ``wal/00000000000000000007.sst``. Objects
+never change once they exist. Stores do not verify what they read: objects have checksums of their
+own, which `shalekv.format` verifies when it decodes them. All methods may be cancelled; a cancelled
+`create` may still take effect.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `Bucket` sends each request once, counts it, and limits connections and time. obstore repeats
 nothing here: retries are made above the store, so that each attempt is counted and signed again.
-It also has no limit on connections, and no timeout that depends on the size of a transfer.
+obstore itself has no limit on connections, and no timeout that depends on the size of a transfer.
 """
 
 from __future__ import annotations

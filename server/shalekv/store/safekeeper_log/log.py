@@ -5,6 +5,10 @@
     <first lsn, 20 digits>.log  a segment: a head, frames of records, zeros
     <number>.spare              an allocated file, for the next segment
 
+The *promise* is the highest ballot that the member has promised. The *base* is the last record
+that was trimmed: the log begins behind it. An *object* is the WAL object in the archive to which a
+record belongs. *Effects* are the changes that `shalekv.protocol.acceptor` has decided.
+
 One thread at a time (the `Syncer`) changes the files; others may read meanwhile. The space of a
 record is allocated before it is written (see `has_space`), so a full disk never breaks a log.
 """

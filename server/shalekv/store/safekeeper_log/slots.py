@@ -90,7 +90,7 @@ class ControlFile:
             self._file.sync()
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._file.close()
 
 
@@ -136,12 +136,15 @@ class SyncedFile:
             self._file.write(offset, data)
 
     def lower(self, synced: Synced) -> None:
-        """Write a lower bound durably: an older bound would be too high."""
+        """Write a lower bound than the last one, durably, before the log is cut.
+
+        The last one would be too high for the log then.
+        """
         self.write(synced)
         self._file.sync()
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._file.close()
 
 

@@ -1,4 +1,4 @@
-"""The objects of checks of a store: unused names, which are recorded and deleted at the end.
+"""Objects for the checks of a store, under names of their own; all are deleted at the end.
 
 They are in one folder beside those of the database, which no role reads. Each name begins with a
 number that is drawn for the run, so that several processes can verify one store at once. Some
@@ -62,7 +62,11 @@ class Effort:
 
 
 class Scratch:
-    """Names for the objects of checks, and the stores on which they run."""
+    """Names for the objects of checks, and the stores on which they run.
+
+    The stores are *views* of one database. The parameter `at` of methods and checks is the number
+    of the view that sends the request, modulo their count.
+    """
 
     def __init__(
         self,
@@ -72,7 +76,7 @@ class Scratch:
         effort: Effort,
         listener: RetryListener = lambda _failed_attempts, _error: None,
     ) -> None:
-        """`stores` are views of one database, each with its own connections where possible.
+        """`stores` have connections of their own where possible.
 
         `listener` is called for creates that are repeated.
         """
