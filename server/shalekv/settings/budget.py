@@ -1,4 +1,19 @@
-"""Divides the memory of a serving process: settings that are not set share the rest by weight."""
+"""Divides the memory of a serving process: settings that are not set share the rest by weight.
+
+Each part is bounded where it is used. When it is full:
+
+    memtable, queued, admission_waiting   writes wait, then are refused: `write.admission`
+    unarchived_log                        appends wait, then writes are refused: `write.quorum.wal`
+    reader_memtable                       the reader falls behind: `replica.apply`
+    block_cache, metadata_cache           the least recently used are evicted: `read.cache`
+    read_in_flight                        reads wait: `read.read_budget`
+    scan_ahead, result                    stalled scans are ended, others wait: `server.scans`
+    sessions                              stalled ones are ended, others slowed: `rpc.session`
+    snapshot_view                         snapshots are not kept open: `read.snapshot_views`
+    watch                                 watches read the WAL instead: `watch.stream`
+
+The number of calls in progress is bounded as well: `rpc.adapter`.
+"""
 
 from __future__ import annotations
 

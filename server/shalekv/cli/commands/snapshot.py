@@ -91,7 +91,7 @@ def _name_option(command: CommandT) -> CommandT:
     )
 
 
-_called_argument = click.argument("called", metavar="ID|NAME")
+_snapshot_argument = click.argument("name_or_id", metavar="ID|NAME")
 _brief_format = brief_format_option("the id of the snapshot")
 
 
@@ -113,14 +113,14 @@ def create(
 
 
 @snapshot.command()
-@_called_argument
+@_snapshot_argument
 @edited_url_option
 @_name_option
 @_life_options
 @_brief_format
 def share(
     *,
-    called: str,
+    name_or_id: str,
     url: str,
     name: str,
     ttl_ms: int | None,
@@ -129,34 +129,34 @@ def share(
 ) -> None:
     """Create a second snapshot of the state of another one, and print its id."""
     life_ms = _life_ms(ttl_ms, forever=forever)
-    found = _with_snapshots(url, lambda known: known.share(called, name=name, ttl_ms=life_ms))
+    found = _with_snapshots(url, lambda known: known.share(name_or_id, name=name, ttl_ms=life_ms))
     _print(found, output_format)
 
 
 @snapshot.command()
-@_called_argument
+@_snapshot_argument
 @edited_url_option
 @_life_options
 @_brief_format
 def renew(
-    *, called: str, url: str, ttl_ms: int | None, forever: bool, output_format: Format | None
+    *, name_or_id: str, url: str, ttl_ms: int | None, forever: bool, output_format: Format | None
 ) -> None:
     """Extend the lifetime of a snapshot that has not expired, from now on."""
     life_ms = _life_ms(ttl_ms, forever=forever)
-    found = _with_snapshots(url, lambda known: known.renew(called, ttl_ms=life_ms))
+    found = _with_snapshots(url, lambda known: known.renew(name_or_id, ttl_ms=life_ms))
     _print(found, output_format)
 
 
 @snapshot.command()
-@_called_argument
+@_snapshot_argument
 @edited_url_option
 @click.option(
     "--force", is_flag=True, help="Delete it even if a clone needs it, which is then lost."
 )
 @_brief_format
-def delete(*, called: str, url: str, force: bool, output_format: Format | None) -> None:
+def delete(*, name_or_id: str, url: str, force: bool, output_format: Format | None) -> None:
     """Delete a snapshot; the next collection deletes what only it has kept."""
-    found = _with_snapshots(url, lambda known: known.delete(called, is_forced=force))
+    found = _with_snapshots(url, lambda known: known.delete(name_or_id, is_forced=force))
     _print(found, output_format)
 
 

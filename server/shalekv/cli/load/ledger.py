@@ -2,7 +2,7 @@
 
 The state file of `load --resume` is a JSON object that is replaced atomically, after what it says
 has become true. A load that was killed continues at the position in the file; rows stored beyond it
-are stored again, which changes nothing (see `write_key`).
+are stored again, which changes nothing (see `idempotency_key_of`).
 
 The file of `--bad-rows` has a JSON object for each row that is not a pair. A row that is not UTF-8
 is in the member `row_base64`. For a row that the server has refused, `row` is its key.
@@ -223,7 +223,7 @@ def bind_to_database(state: LoadState, path: Path, database_id: str) -> LoadStat
     return replace(state, database_id=database_id)
 
 
-def write_key(state: LoadState, rows: RowBatch, durability: Durability) -> bytes | None:
+def idempotency_key_of(state: LoadState, rows: RowBatch, durability: Durability) -> bytes | None:
     """The idempotency key of a batch: equal when the same rows are written again.
 
     With it, a write of a killed load that is still in flight is either the one that the resumed

@@ -32,8 +32,8 @@ from shalekv.cli.load.ledger import (
     Origin,
     StateMismatch,
     bind_to_database,
+    idempotency_key_of,
     read_state,
-    write_key,
 )
 from shalekv.cli.load.lines import BadInput
 from shalekv.cli.load.options import SendFlags
@@ -171,7 +171,7 @@ class Loader:
         """Write the rows; drop those that the server refuses, if bad rows are collected."""
         state, durability = self._ledger.state, self._sending.durability
         while rows.puts:
-            key = write_key(state, rows, durability) if state else None
+            key = idempotency_key_of(state, rows, durability) if state else None
             try:
                 await self._client.write(rows.puts, durability=durability, idempotency_key=key)
                 break
