@@ -243,7 +243,7 @@ class ManifestVersionExists(DatabaseError):
 
 
 class ManifestConflict(DatabaseError):
-    """Other processes edited the manifest first at each attempt until the deadline."""
+    """Other processes edited the manifest first until the deadline, or the store was slow."""
 
     reason = "MANIFEST_CONFLICT"
 

@@ -63,7 +63,7 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "DATABASE_EXISTS": errors.NotApplied,
         "DATABASE_MISMATCH": errors.NotApplied,
         "MANIFEST_VERSION_EXISTS": errors.NotApplied,
-        "MANIFEST_CONFLICT": errors.NotApplied,
+        "MANIFEST_CONFLICT": errors.OutcomeUnknown,
         "SNAPSHOT_NOT_FOUND": errors.SnapshotNotFound,
         "SNAPSHOT_EXISTS": errors.SnapshotExists,
         "LEASE_LOST": errors.LeaseLost,

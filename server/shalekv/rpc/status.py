@@ -100,7 +100,8 @@ TABLE: Mapping[type[errors.ShaleError], ErrorStatus] = {
     errors.ImplausibleTime: ErrorStatus(_Code.FAILED_PRECONDITION, _NO, log=True),
     errors.OriginLost: ErrorStatus(_Code.FAILED_PRECONDITION, _NO, log=True),
     errors.ManifestVersionExists: ErrorStatus(_Code.ABORTED, _NO),
-    errors.ManifestConflict: ErrorStatus(_Code.ABORTED, _NO),
+    # The last of its requests may have been on its way at the deadline.
+    errors.ManifestConflict: ErrorStatus(_Code.ABORTED, _UNKNOWN),
     errors.IllegalState: ErrorStatus(_Code.INTERNAL, _UNKNOWN, log=True),
     errors.CorruptObject: ErrorStatus(_Code.DATA_LOSS, _UNKNOWN, log=True),
     errors.BadMagic: ErrorStatus(_Code.DATA_LOSS, _UNKNOWN, log=True),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 import pytest
 
-from shalekv.errors import Overloaded, SnapshotNotFound
+from shalekv.errors import ManifestConflict, Overloaded, SnapshotNotFound
 from shalekv.format import names
 from shalekv.protocol.manifest import Snapshot
+from shalekv.rpc.status import TABLE, Applied
 from shalekv.write.logical_time import NEAR_MS
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.store import FaultyStore, Request
@@ -62,6 +64,21 @@ async def test_snapshots_are_counted_by_the_stores_clock() -> None:
     await database.snapshots().create(ttl_ms=60_000)
     with pytest.raises(Overloaded):
         await database.snapshots().create(ttl_ms=60_000, count_max=1, logical_ms=ahead_ms)
+
+
+async def test_outcome_of_an_edit_that_its_deadline_ends_is_unknown() -> None:
+    """A snapshot may have been created when its call ends with `ManifestConflict`."""
+    database = await CollectedDatabase.created()
+
+    async def hang(request: Request) -> None:
+        if request.operation == "create":
+            await asyncio.Event().wait()
+
+    store = FaultyStore(database.store, after=hang)
+    with pytest.raises(ManifestConflict):
+        await database.snapshots(store).create(ttl_ms=None, timeout_ms=20)
+    assert len((await database.manifest()).snapshots) == 1
+    assert TABLE[ManifestConflict].applied is Applied.UNKNOWN
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
