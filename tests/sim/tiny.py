@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 from shalekv.settings import (
     CacheSettings,
@@ -25,6 +26,12 @@ LIVES_S = (3, 8, 20)  # of snapshots and leases, at pace 1
 OPEN_TTL_S = 40  # of the snapshots of openers
 NARROW = {"queued_bytes_max": 5_000, "admission_waiting_bytes_max": 4_000}  # a few writes fill them
 LOADING = {"direct_ingest_bytes": 1_000}  # all batches without conditions are larger
+
+
+def drawn_among(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Draw the constants among `values`, and return the settings among them."""
+    draw({name: value for name, value in values.items() if ":" in name})
+    return {name: value for name, value in values.items() if ":" not in name}
 
 
 def draw_settings(random: Random) -> WriterConfig:
@@ -84,25 +91,23 @@ def draw_compactor(random: Random, pace: float) -> CompactorConfig:
         }
     )
     poll_ms = int(random.choice([100, 500]) * pace)
-    draw(
-        {
-            "shalekv.settings.jobs:COMPACTOR_POLL_MS": poll_ms,
-            f"{POLICY}:WAL_TRIGGER_COUNT": random.choice([1, 1, 3, 10]),
-        }
-    )
     compactor = CompactorSettings().model_copy(
-        update={
-            "compactor_idle_poll_ms": 4 * poll_ms,
-            "wal_trigger_age_ms": random.choice([0, 1_000]),
-            "l0_trigger_count": random.choice([1, 1, 2, 4]),
-            "base_level_bytes": random.choice([100, 300, 2_000]),
-            "level_multiplier_count": random.choice([2, 4]),
-            "compaction_bytes_max": random.choice([1_000, 1 << 20]),
-            "tombstone_age_s": random.choice([1, 5]),
-            "idempotency_record_kept_s": WINDOW_S,
-            "expired_value_kept_s": random.choice([0, 0, 2, 3_600]),
-            "compactor_lease_ttl_s": math.ceil(random.choice(LIVES_S) * pace),
-        }
+        update=drawn_among(
+            {
+                "shalekv.settings.jobs:COMPACTOR_POLL_MS": poll_ms,
+                "compactor_idle_poll_ms": 4 * poll_ms,
+                f"{POLICY}:WAL_TRIGGER_COUNT": random.choice([1, 1, 3, 10]),
+                "wal_trigger_age_ms": random.choice([0, 1_000]),
+                "l0_trigger_count": random.choice([1, 1, 2, 4]),
+                "base_level_bytes": random.choice([100, 300, 2_000]),
+                "level_multiplier_count": random.choice([2, 4]),
+                "compaction_bytes_max": random.choice([1_000, 1 << 20]),
+                f"{POLICY}:TOMBSTONE_AGE_S": random.choice([1, 5]),
+                "idempotency_record_kept_s": WINDOW_S,
+                "expired_value_kept_s": random.choice([0, 0, 2, 3_600]),
+                "compactor_lease_ttl_s": math.ceil(random.choice(LIVES_S) * pace),
+            }
+        )
     )
     return CompactorConfig(levels=levels, compactor=compactor)
 

@@ -63,16 +63,6 @@ class CompactorSettings(Settings):
         description="Most bytes that one compaction of levels reads, unless it cannot be smaller.",
         json_schema_extra={"user": "operator: storage that one compaction needs for a time"},
     )
-    tombstone_age_s: int = Field(
-        default=3_600,
-        ge=1,
-        le=31_536_000,
-        description="Age at which an SST with many tombstones is merged down, seconds, so that "
-        "the deleted data leaves the store.",
-        json_schema_extra={
-            "user": "operator: cost of merges against how soon deleted data leaves the store"
-        },
-    )
     idempotency_record_kept_s: int = Field(
         default=86_400,
         ge=1,

@@ -60,6 +60,7 @@ REMOVED: Mapping[str, str] = {
     "compactor.compactor_poll_ms": "a compactor checks for work every second while there is some, "
     "or every compactor_idle_poll_ms if that is less",
     "compactor.wal_trigger_count": "512 WAL objects are merged into L0 at once",
+    "compactor.tombstone_age_s": "an SST with many tombstones is merged down after an hour",
     "quorum.reply_timeout_ms": "the writer connects again to a safekeeper that has not answered "
     "for 10 seconds",
     "quorum.send_queue_bytes_max": "8 MiB of records are sent to a safekeeper ahead of its answers",

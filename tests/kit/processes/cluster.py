@@ -70,7 +70,6 @@ TINY = {
     "base-level-bytes": 64 << 10,
     "level-multiplier-count": 2,
     "l0-trigger-count": 2,
-    "tombstone-age-s": 2,
     "subcompaction-count-max": 1,
     "compactor-idle-poll-ms": 100,
     "compactor-lease-ttl-s": 4,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
@@ -31,7 +31,6 @@ from shalekv.settings import (
 )
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from tests.kit.constants import draw
 from tests.sim.cluster import ENDS, Cluster
 from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import Outcome
@@ -45,7 +44,7 @@ from tests.sim.safekeepers.witness import Named, Witness, named
 from tests.sim.serial import SerialOrder
 from tests.sim.simulation import Simulation
 from tests.sim.stored import Stored, WalObject, current_manifest, wal_object
-from tests.sim.tiny import draw_writer
+from tests.sim.tiny import draw_writer, drawn_among
 
 LATE_US = 60_000_000  # in peace the archive is not further behind
 
@@ -131,16 +130,10 @@ RETIRE_MS = (2_000, 20_000)
 NODE, QUORUM = "shalekv.server.safekeeper", "shalekv.write.quorum"
 
 
-def _drawn(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Draw the constants among `values`, and return the settings among them."""
-    draw({name: value for name, value in values.items() if ":" in name})
-    return {name: value for name, value in values.items() if ":" not in name}
-
-
 def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
     """Draw settings of a node with small files that polls the archive often."""
     safekeeper = SafekeeperSettings().model_copy(
-        update=_drawn(
+        update=drawn_among(
             {
                 "data": str(DATA),
                 "disk_free_bytes_min": random.choice([0, 1]),
@@ -156,7 +149,7 @@ def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
         )
     )
     archiving = ArchivingSettings().model_copy(
-        update=_drawn(
+        update=drawn_among(
             {
                 f"{NODE}.archiver:PARALLEL_UPLOADS": random.choice([1, 4]),
                 f"{NODE}.archiver:UPLOAD_TIMEOUT_MS": int(random.choice([1_000, 20_000]) * pace),
@@ -176,7 +169,7 @@ def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
 def draw_quorum_writer(random: Random) -> WriterConfig:
     drawn = draw_writer(random)
     quorum = QuorumSettings().model_copy(
-        update=_drawn(
+        update=drawn_among(
             {
                 f"{QUORUM}.links:CONNECT_TIMEOUT_MS": random.choice([300, 3_000]),
                 "vote_timeout_ms": random.choice([3_000, 15_000]),

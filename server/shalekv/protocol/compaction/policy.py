@@ -63,6 +63,9 @@ LAST_LEVEL = 7  # with the default settings, base levels are above it from 256 M
 # WAL objects from which on they are merged, however small: an opening reads 16 of them at once, and
 # has all within seconds.
 WAL_TRIGGER_COUNT = 512
+# Age at which an SST with many tombstones is merged down, so that what they delete leaves the store
+# though nothing else is written.
+TOMBSTONE_AGE_S = 3_600
 MERGE_COUNT_MIN = 4  # fewest SSTs of idempotency records that are merged
 _FLOOR_SHARE = 2  # the target of a level is at least `base_level_bytes` divided by this
 _SIMILAR_FACTOR = 2  # a run is merged with newer ones up to so many times their total size
@@ -388,7 +391,7 @@ class LeveledPolicy:
         if not found:
             return _ScoredJob(0, lambda: None)
         oldest = min(found, key=_made_at_ms)
-        score = (state.now_ms - _made_at_ms(oldest)) / (self._settings.tombstone_age_s * _MS_PER_S)
+        score = (state.now_ms - _made_at_ms(oldest)) / (TOMBSTONE_AGE_S * _MS_PER_S)
         return _ScoredJob(score, lambda: self._tombstone_job(state.version, targets, oldest))
 
     def _tombstone_job(self, version: Version, targets: LevelTargets, info: SstInfo) -> MergeJob:

@@ -18,6 +18,7 @@ from shalekv.protocol.compaction.jobs import (
 )
 from shalekv.protocol.compaction.l0 import l0_count, l0_runs, l0_sources
 from shalekv.protocol.compaction.policy import (
+    TOMBSTONE_AGE_S,
     WAL_TRIGGER_COUNT,
     LeveledPolicy,
     records_to_merge,
@@ -161,7 +162,7 @@ def test_old_tombstones_leave_the_levels() -> None:
     driven.now_ms = 1_000
     driven.settle()
     assert driven.version.l0
-    driven.now_ms += 1_000 * SMALL.tombstone_age_s
+    driven.now_ms += 1_000 * TOMBSTONE_AGE_S
     driven.settle()
     assert driven.version.is_empty
 
