@@ -49,20 +49,6 @@ class CompactorSettings(Settings):
         description="Size below which the first level under L0 is not split into two.",
         json_schema_extra={"user": "operator: cost of writes against that of reads"},
     )
-    level_multiplier_count: int = Field(
-        default=10,
-        ge=2,
-        le=100,
-        description="How many times larger each level is than the one above it.",
-        json_schema_extra={"user": "operator: cost of writes against storage"},
-    )
-    compaction_bytes_max: int = Field(
-        default=1 * GIB,
-        ge=1 * MIB,
-        le=1024 * GIB,
-        description="Most bytes that one compaction of levels reads, unless it cannot be smaller.",
-        json_schema_extra={"user": "operator: storage that one compaction needs for a time"},
-    )
     idempotency_record_kept_s: int = Field(
         default=86_400,
         ge=1,

@@ -60,6 +60,10 @@ REMOVED: Mapping[str, str] = {
     "compactor.compactor_poll_ms": "a compactor checks for work every second while there is some, "
     "or every compactor_idle_poll_ms if that is less",
     "compactor.wal_trigger_count": "512 WAL objects are merged into L0 at once",
+    "compactor.level_multiplier_count": "each level is 10 times larger than the one above it; "
+    "l0_trigger_count and base_level_bytes shape the levels",
+    "compactor.compaction_bytes_max": "a compaction of levels reads at most 1 GiB, unless it "
+    "cannot be smaller",
     "compactor.tombstone_age_s": "an SST with many tombstones is merged down after an hour",
     "quorum.reply_timeout_ms": "the writer connects again to a safekeeper that has not answered "
     "for 10 seconds",

@@ -37,13 +37,12 @@ LOGS = ("--log-format", "json")
 STOPPED = "T"  # state of a stopped process in the kernel's report
 # A request that is not answered is soon repeated.
 IMPATIENT = ("--request-timeout-ms", "1200")
-QUICK = variables(
-    {
-        "shalekv.store.retry:CONNECT_TIMEOUT_MS": 1_000,
-        "shalekv.store.retry:RETRY_INITIAL_MS": 20,
-        "shalekv.store.retry:RETRY_MAX_MS": 200,
-    }
-)
+QUICK = {
+    "shalekv.store.retry:CONNECT_TIMEOUT_MS": 1_000,
+    "shalekv.store.retry:RETRY_INITIAL_MS": 20,
+    "shalekv.store.retry:RETRY_MAX_MS": 200,
+}
+MANY_LEVELS = {"shalekv.protocol.compaction.policy:LEVEL_MULTIPLIER": 2}
 BETWEEN_FAULTS = 10  # requests to the store, on the average
 WAITING_FAULTS_MAX = 3
 DELAYS_S = (0.1, 3.0)  # the longest are longer than anybody waits for an answer
@@ -67,8 +66,8 @@ FLAGS = {
     Role.COMPACTOR: (
         *("compactor", "--compactor-idle-poll-ms", "100"),
         *("--wal-trigger-bytes", "32768", "--wal-trigger-age-ms", "400", "--l0-trigger-count", "2"),
-        *("--base-level-bytes", "65536", "--level-multiplier-count", "2"),
-        *("--sst-bytes", "65536", "--block-bytes", "4096", "--codec", "none"),
+        *("--base-level-bytes", "65536", "--sst-bytes", "65536"),
+        *("--block-bytes", "4096", "--codec", "none"),
         *("--compactor-lease-ttl-s", LIFE_S),
     ),
     Role.COLLECTOR: (
@@ -148,7 +147,8 @@ class Fleet:
         if role is Role.WRITER:
             argv += ["--max-parallel-writes", str(self.random.choice([1, 4]))]
         keep = f"{self.kept}#{endpoint}" if role is Role.COLLECTOR else ""
-        env = self.cluster.env | (QUICK if self.bucket is not None else {})
+        constants = MANY_LEVELS | (QUICK if self.bucket is not None else {})
+        env = self.cluster.env | variables(constants)
         if pin or keep:
             child = start_stalling(self.cluster.processes, pin, *argv, keep=keep, env=env)
         else:

@@ -68,7 +68,6 @@ TINY = {
     "sst-bytes": 64 << 10,
     "block-bytes": 1 << 10,
     "base-level-bytes": 64 << 10,
-    "level-multiplier-count": 2,
     "l0-trigger-count": 2,
     "subcompaction-count-max": 1,
     "compactor-idle-poll-ms": 100,

@@ -44,7 +44,6 @@ COLUMNS = (
 _SIZE = re.compile(r"(\d{1,15})(B|KiB|MiB|GiB)", re.ASCII)
 _UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 _VARIED: Mapping[str, str] = {
-    "level_multiplier_count": "4,6,16",
     "l0_trigger_count": "2,8",
     "base_level_bytes": "64MiB,512MiB",
     "sst_bytes": "64MiB,128MiB",

@@ -6,7 +6,7 @@ is beyond its limit, and from 1 on it is a reason to act. Every job lowers the s
 was picked, so `pick` returns None in the end.
 
 The sizes of the levels follow that of the last one (`LevelTargets`). The last level has a fixed
-number and holds most of the data. Each level above it may be `level_multiplier_count` times smaller
+number and holds most of the data. Each level above it may be `LEVEL_MULTIPLIER` times smaller
 than the one below, up to the first that fits into `base_level_bytes`: the base level, into which L0
 is merged. The base level moves up when the data grow, and down when they shrink. So the levels
 above the last are a fixed share of the whole, and overwritten or deleted data take little space,
@@ -55,10 +55,15 @@ from shalekv.protocol.compaction.l0 import (
 from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, SortedRun, Version
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings.jobs import CompactorSettings
+from shalekv.settings.model import GIB
 from shalekv.settings.store import LevelSettings
 
 __all__ = ["CompactionState", "LevelTargets", "LeveledPolicy", "debt_bytes"]
 
+LEVEL_MULTIPLIER = 10  # decision 15 compares it with 4, which takes more space, and with 16
+# Read by one compaction of levels, unless it cannot be smaller. Its outputs take as much storage
+# again until its inputs are collected.
+COMPACTION_BYTES_MAX = 1 * GIB
 LAST_LEVEL = 7  # with the default settings, base levels are above it from 256 MiB to 256 TiB
 # WAL objects from which on they are merged, however small: an opening reads 16 of them at once, and
 # has all within seconds.
@@ -110,7 +115,7 @@ class LevelTargets:
         # would otherwise come and go.
         while wanted > 1 and target > settings.base_level_bytes / (2 if highest < wanted else 1):
             wanted -= 1
-            target /= settings.level_multiplier_count
+            target /= LEVEL_MULTIPLIER
             targets[wanted] = max(target, floor)
         for level in sizes:
             if level < wanted:
@@ -231,8 +236,9 @@ class LeveledPolicy:
         reason = self._wal_reason(state)
         if reason and not is_long and len(runs) < _L0_BUSY * trigger_count:
             return self._wal_job(state.wal, reason)
-        limit_bytes = self._settings.compaction_bytes_max
-        sources = runs_to_merge(runs, count_min=max(trigger_count, 2), limit_bytes=limit_bytes)
+        sources = runs_to_merge(
+            runs, count_min=max(trigger_count, 2), limit_bytes=COMPACTION_BYTES_MAX
+        )
         if sources:
             return _merge(L0, L0, MergeInputs(sources, ()), "L0 beside a job over a range of keys")
         if not reason:
@@ -312,11 +318,10 @@ class LeveledPolicy:
         movable = movable_prefix(l0, target)
         if self._may_move(version, movable, level):
             return MergeJob(L0, level, movable, (), is_move=True, reason=reason)
-        limit_bytes = self._settings.compaction_bytes_max
-        window = best_prefix(l0, target, limit_bytes=limit_bytes)
+        window = best_prefix(l0, target, limit_bytes=COMPACTION_BYTES_MAX)
         small_bytes = self._levels.sst_bytes // _MOVE_SHARE
         window = with_small_neighbours(
-            window, target, small_bytes=small_bytes, limit_bytes=limit_bytes
+            window, target, small_bytes=small_bytes, limit_bytes=COMPACTION_BYTES_MAX
         )
         return _merge(L0, level, window, reason)
 
@@ -332,7 +337,7 @@ class LeveledPolicy:
             run,
             target,
             goal_bytes=goal_bytes,
-            limit_bytes=self._settings.compaction_bytes_max,
+            limit_bytes=COMPACTION_BYTES_MAX,
             choice=self._choice,
         )
         return _merge(run.level, level, window, reason)
@@ -365,7 +370,7 @@ class LeveledPolicy:
         sources = records_to_merge(
             version.system,
             sst_bytes=self._levels.sst_bytes,
-            limit_bytes=self._settings.compaction_bytes_max,
+            limit_bytes=COMPACTION_BYTES_MAX,
         )
         if not sources:
             return None

@@ -21,9 +21,10 @@ SMALL = CompactorSettings(
     wal_trigger_bytes=64 * KIB,
     l0_trigger_count=4,
     base_level_bytes=256 * KIB,
-    level_multiplier_count=4,
-    compaction_bytes_max=1 * MIB,
 )
+LIMIT_BYTES = 1 * MIB  # of what one merge reads
+POLICY = "shalekv.protocol.compaction.policy"
+SMALL_CONSTANTS = {f"{POLICY}:LEVEL_MULTIPLIER": 4, f"{POLICY}:COMPACTION_BYTES_MAX": LIMIT_BYTES}
 SMALL_LEVELS = LevelSettings(sst_bytes=64 * KIB)
 VALUE_BYTES = 4_000
 EMPTY = Version(manifest_id=0, wal_id=None, last_seq=0, l0=(), runs=(), system=())
@@ -32,7 +33,10 @@ PUT, DELETE = False, True
 
 @dataclass(slots=True)
 class Driven:
-    """A database: `write` adds commits, `settle` runs jobs until the policy picks none."""
+    """A database: `write` adds commits, `settle` runs jobs until the policy picks none.
+
+    Its levels are small with the fixture `small_levels`.
+    """
 
     settings: CompactorSettings = SMALL
     levels: LevelSettings = SMALL_LEVELS
@@ -99,7 +103,7 @@ class Driven:
             self.written_bytes += sum(info.size_bytes for info in wal_result.outputs)
             self.version = self.policy.apply(state, wal_result).version
         else:
-            judge(state.version, job, self.settings)
+            judge(state.version, job)
             result = self.compactor.run_merge(job, state.version)
             if not job.is_move:
                 self.written_bytes += sum(info.size_bytes for info in result.outputs)
@@ -120,7 +124,7 @@ def meets(one: SstInfo, other: SstInfo) -> bool:
     return one.first_key <= upper_bound(other) and other.first_key <= upper_bound(one)
 
 
-def judge(version: Version, job: MergeJob, settings: CompactorSettings) -> None:
+def judge(version: Version, job: MergeJob) -> None:
     """Check that a job does what its description promises, and nothing else."""
     runs = {run.level: run for run in version.runs}
     assert job.sources
@@ -148,7 +152,7 @@ def judge(version: Version, job: MergeJob, settings: CompactorSettings) -> None:
         last_key=max(info.last_key for info in job.inputs),
     )
     assert {i.id for i in target if meets(i, span)} == {i.id for i in job.overlapped}
-    assert job.input_bytes <= settings.compaction_bytes_max or len(job.sources) == 1
+    assert job.input_bytes <= LIMIT_BYTES or len(job.sources) == 1
 
 
 def sorted_runs(version: Version) -> list[SortedRun]:

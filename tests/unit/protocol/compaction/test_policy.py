@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ def uniform(driven: Driven, commits: int, *, seed: int = 1, deletes: float = 0.0
         driven.settle()
 
 
+@pytest.mark.usefixtures("small_levels")
 @given(history=HISTORIES)
 @settings(max_examples=100, deadline=None)
 def test_levels_settle_within_their_targets(
@@ -69,6 +71,7 @@ def test_levels_settle_within_their_targets(
         assert driven.targets.score(run.level) < 1
 
 
+@pytest.mark.usefixtures("small_levels")
 def test_sequential_keys_are_moved_and_not_written_again() -> None:
     """Keys that ascend are written to L0 once, and from there on only the manifest changes."""
     driven = Driven()
@@ -110,6 +113,7 @@ def test_a_full_l0_goes_before_the_wal() -> None:
     assert job.source_level == L0
 
 
+@pytest.mark.usefixtures("small_levels")
 def test_l0_is_bounded_however_much_is_written() -> None:
     """With the WAL always past its trigger, L0 grows to three times its trigger and no further."""
     driven = Driven(is_hurried=True)
@@ -153,6 +157,7 @@ def test_nothing_is_done_before_a_trigger() -> None:
         assert isinstance(driven.policy.pick(replace(state, wal=due)), WalJob)
 
 
+@pytest.mark.usefixtures("small_levels")
 def test_old_tombstones_leave_the_levels() -> None:
     """A version whose keys are all deleted becomes empty with time, though nothing is written."""
     driven = Driven(is_hurried=True)
@@ -167,6 +172,7 @@ def test_old_tombstones_leave_the_levels() -> None:
     assert driven.version.is_empty
 
 
+@pytest.mark.usefixtures("small_levels")
 def test_the_base_level_moves_with_the_size() -> None:
     """The level under L0 is the last one at first, moves up as data grow, down as they go."""
     driven = Driven()
@@ -183,6 +189,7 @@ def test_the_base_level_moves_with_the_size() -> None:
     assert driven.targets.sizes_bytes.get(driven.targets.last_level, 0) < SMALL.base_level_bytes
 
 
+@pytest.mark.usefixtures("small_levels")
 def test_debt_is_what_is_left_to_do() -> None:
     """A settled version has no debt; one with a full L0 at least the bytes of its L0."""
     driven = Driven()

@@ -102,6 +102,7 @@ def time_series(commits: int) -> Driven:
     return driven
 
 
+@pytest.mark.usefixtures("small_levels")
 def test_cuts_stand_eight_ssts_apart() -> None:
     """Between two cuts the level below has at most 8 target sizes; cuts are before its SSTs."""
     driven = time_series(300)
@@ -115,6 +116,7 @@ def test_cuts_stand_eight_ssts_apart() -> None:
     assert len(cuts) <= 2 * last.size_bytes / (8 * SST_BYTES)
 
 
+@pytest.mark.usefixtures("small_levels")
 def test_time_series_are_merged_in_small_jobs() -> None:
     """Deletes at one end and puts at the other do not cause a merge of all keys between them."""
     driven = time_series(300)

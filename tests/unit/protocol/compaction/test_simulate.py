@@ -26,9 +26,7 @@ from shalekv.settings.model import GIB, KIB, MIB
 from shalekv.settings.store import LevelSettings
 
 SMALL = Setup(
-    compactor=CompactorSettings(
-        wal_trigger_bytes=2 * MIB, base_level_bytes=16 * MIB, compaction_bytes_max=64 * MIB
-    ),
+    compactor=CompactorSettings(wal_trigger_bytes=2 * MIB, base_level_bytes=16 * MIB),
     levels=LevelSettings(sst_bytes=4 * MIB),
     uncompacted_bytes_max=32 * MIB,
 )
