@@ -4,7 +4,7 @@
 `StreamTasks` do the rest in the background. `WatchRegistry` is what all streams of a process share.
 
 A slow client: when the queue of its stream is full, its watches leave the feed and read the WAL
-whenever half of the queue is free. If the client takes no reply for `watch_stalled_ms`, its watches
+whenever half of the queue is free. If the client takes no reply for `STALLED_MS`, its watches
 end with `WatchTooSlow`, which has the commit to resume at.
 
 Resuming: a client opens a new watch with `start_seq`, the commit after the last one that it has
