@@ -47,7 +47,7 @@ ShaleError
 │   ├── LogBehindArchive       the safekeepers know less than the archive
 │   ├── OriginLost             the database it was cloned from does not keep its SSTs any more
 │   ├── ManifestVersionExists  another process edited the manifest first
-│   ├── ManifestConflict       other processes edited the manifest first until the deadline
+│   ├── ManifestConflict       an edit of the manifest met others, or a slow store
 │   └── IllegalState           the protocol rules this out: stop, change nothing, alert an operator
 ├── CorruptObject              stored bytes differ from those that were written
 │   ├── BadMagic               not an object of ShaleKV
@@ -243,7 +243,7 @@ class ManifestVersionExists(DatabaseError):
 
 
 class ManifestConflict(DatabaseError):
-    """Other processes edited the manifest first until the deadline, or the store was slow."""
+    """Other processes have edited the manifest, or the store was slow: the edit was given up."""
 
     reason = "MANIFEST_CONFLICT"
 

@@ -17,12 +17,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import Created, ObjectStore, RequestKind
-from shalekv.store.two_phase import records as memory
 from shalekv.store.two_phase import sql
 from shalekv.store.two_phase.records import Inserted, InsertUnknown, Occupied, RecordStore
 from shalekv.store.two_phase.sql import TABLE_NAME
 from tests.contract.opening import RECORDS, OpenRecords, records_opener, records_settings
 from tests.contract.store_contract import HttpStoreContract, RaceContract
+from tests.kit import memory_records
 from tests.kit.memory_records import MemoryRecords, Table
 from tests.kit.processes.in_process import real_runtime
 
@@ -241,7 +241,7 @@ async def test_lists_of_many_pages(
     records: RecordStore, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list shows every record of its database once, in order, the open ones if so asked."""
-    for module in (memory, sql):
+    for module in (memory_records, sql):
         monkeypatch.setattr(module, "PAGE_RECORDS", PAGE)
     count = 520 if kind == "dynamodb" else 2 * PAGE + 5  # DynamoDB ends a page at a megabyte
     here = HERE + 1_300 * "d"

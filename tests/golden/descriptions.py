@@ -215,7 +215,7 @@ def _describe_control(entry: Entry) -> Json:
 
 
 def _describe_block(handle: BlockHandle) -> Json:
-    """Return the index entry, without the additions of the list that names the SST."""
+    """Return the index entry, without the sequence number that the list of SSTs assigns."""
     described = _described(handle._asdict())
     del described["assigned_seq"]
     return described

@@ -1,16 +1,18 @@
 """The collection of garbage: list, publish, judge, delete, in this order (rule F3).
 
 1. List all objects.
-2. Publish a manifest without the snapshots and leases that have expired. This edit is left out if
-   the current manifest allows the same deletions already (`is_edit_needed`).
+2. Publish a manifest without the snapshots and leases that have expired, and with a raised
+   `gc_cutoff_ms`. This edit is left out if the current manifest allows the same deletions already
+   (`is_edit_needed`).
 3. Judge the listed objects by that manifest (`protocol.retention`). An object is kept if the
    manifest, the manifest of a snapshot in it, or a lease in it needs it. Also kept are fences (F1),
-   objects younger than `collect_age_s`, and the compacted WAL that is retained for watches.
+   objects younger than the cutoff, and the compacted WAL that is retained for watches.
 4. Delete the others.
 
 No other process deletes objects of these three kinds (manifests, WAL objects, SSTs). A new SST is
-protected by the lease from which its id derives, until an edit of the manifest references it; that
-edit requires that the lease is still there.
+protected until an edit of the manifest references it. That edit requires, in the manifest that it
+edits, that a lease covers the SST or that it is younger than the cutoff. The SSTs of a large batch
+are in the manifest, as a pending load, before they are written.
 
 A crash after any step leaves a correct database: nothing is deleted that the published manifest
 needs, and the next collection finds the rest of the garbage. Two collectors that run at once delete

@@ -15,7 +15,8 @@ A missing object has one of three meanings:
 - It is a gap: later objects exist, since the writer may create several at once. The replica waits
   for the object, and its staleness grows meanwhile. It waits without limit for an object that was
   lost, and serves reads of the older state; `fsck` reports the loss. Where the writer creates one
-  object at a time, there are no gaps, and the replica does not search for later objects.
+  object at a time, there are no gaps, and the replica does not search for later objects. Nor does
+  it in the archive of safekeepers, which may have gaps: see `note_end`.
 - It was compacted and then collected. This is possible only if the snapshot of this replica has
   expired, or if it has none. The replica then goes on with the levels of a newer manifest, and with
   the log after them.
@@ -104,13 +105,14 @@ class Follower:
 
     @property
     def may_leave_gaps(self) -> bool:
-        """Return whether the log in the store may have gaps.
+        """Return whether gaps of the log in the store must be told from its end.
 
-        It may if the writer may create several objects at once, or is not known yet.
+        They must if the writer may create several objects at once, or is not known yet. With
+        safekeepers `note_end` relies on the last applied commit alone.
         """
         manifest = self._stored.current
         if not manifest.is_log_in_store:
-            return False  # objects are archived in their order
+            return False
         width = max(manifest.max_parallel_writes, manifest.fence_width)
         return width > 1 or is_new_writer(self._applier.epoch, manifest.writer_epoch)
 
@@ -131,8 +133,8 @@ class Follower:
     async def note_end(self, asked_ms: float) -> None:
         """Update the staleness after a poll that has found the end of the log in the store.
 
-        REQUIRES: all objects that were in the store at `asked_ms`, a monotonic time, are applied.
-        Safekeepers may have later records. Then only what was acknowledged before the last applied
+        REQUIRES: the log is in safekeepers, or all objects that were in the store at `asked_ms`, a
+        monotonic time, are applied. Safekeepers may have later records. Then only what was acknowledged before the last applied
         commit is known to be applied, and the logical time of that commit determines the staleness.
         """
         if is_new_writer(self._applier.epoch, self._stored.current.writer_epoch):

@@ -59,7 +59,7 @@ REMOVED: Mapping[str, str] = {
     "compactor.recent_loads_max_count": "the last 1,000 loads and streams of loads are remembered",
     "compactor.compactor_poll_ms": "a compactor checks for work every second while there is some, "
     "or every compactor_idle_poll_ms if that is less",
-    "compactor.wal_trigger_count": "512 WAL objects are merged into L0 at once",
+    "compactor.wal_trigger_count": "WAL objects are merged into L0 from 512 on, however small",
     "compactor.level_multiplier_count": "each level is 10 times larger than the one above it; "
     "l0_trigger_count and base_level_bytes shape the levels",
     "compactor.compaction_bytes_max": "a compaction of levels reads at most 1 GiB, unless it "

@@ -247,7 +247,7 @@ class LimitSettings(Settings):
         le=64 * GIB,
         description="Most bytes of all sessions in unanswered operations and in results that were "
         "not taken, overhead included. Beyond it each session continues with small amounts. A "
-        "session that has half of it, or 8 MiB, is not read for now.",
+        "session that holds more than half of it, or more than 8 MiB, is not read meanwhile.",
         json_schema_extra={"user": "operator sizing memory"},
     )
     result_bytes_max: int = Field(

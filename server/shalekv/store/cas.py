@@ -4,9 +4,9 @@
 requests, repeats those that failed, and carries a create to a known outcome.
 
 `create` has three outcomes, `claim` has two: the object of this name is ours, or a rival's. The
-rule (`server/docs/protocol.md`, "Objects"): unless a create returns `Created`, the object is read,
-and its bytes decide. They are compared before any epoch in them is. If there is no object, the same
-bytes are sent again.
+rule (`server/docs/protocol.md`, "Objects"): when a create returns `Exists` or `Unknown`, the object
+is read, and its bytes decide. They are compared before any epoch in them is. If there is no object,
+or the create failed, the same bytes are sent again.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class CasStore:
         attempts are logged, and recorded in `uploads` for the detection of outages. A refused
         request is repeated as `refusals` decides; if `is_patient`, until an operator has fixed the
         cause. Raises `StoreRefused` otherwise, and `StoreBroken` as `create` does. The outcome is
-        unknown after both, since an earlier attempt may have created the object.
+        unknown after both: this attempt or an earlier one may have created the object.
 
         Whether an object that is ours *counts* is for the caller to find out: see F1 and F2.
         """

@@ -61,7 +61,7 @@ COLLECT_ALL = (
     *("--collect-interval-ms", "100", "--log-format", "json"),
 )
 Row = dict[str, Any]
-# The least that is allowed, so that all limits are met all the time.
+# Small values, so that these limits are met all the time.
 TINY = {
     "wal-trigger-bytes": 32 << 10,
     "wal-trigger-age-ms": 300,

@@ -33,7 +33,7 @@ GRACE_MS = 1_000
 ARCHIVE_EVERY_MS = 20
 UNTIL_MS_MAX = 60_000
 # Short enough that a test of what happens after them is no long run, in time that is not real.
-TIMES = {"vote_timeout_ms": 4_000, "quorum_timeout_ms": 1_000}
+TIMES = {"vote_timeout_ms": 12_000, "quorum_timeout_ms": 1_000}
 
 
 def runtime(seed: int) -> Runtime:

@@ -24,7 +24,7 @@ from tests.kit.serving.roles import Serving, serving
 
 Reply = kv_pb2.WatchReply
 HOUR_MS = 3_600_000
-# Nothing happens by time, unless a test wants it.
+# No progress is notified, unless a test wants it.
 TIMELESS: dict[str, Any] = {"watch_progress_ms": HOUR_MS}
 
 

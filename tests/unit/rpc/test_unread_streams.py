@@ -110,7 +110,7 @@ async def test_a_stream_that_stays_unread_is_reset(read_count: int) -> None:
 
 VALUE = b"x" * 4 * KIB
 LIMITS = LimitSettings(sessions_bytes_max=256 * KIB, result_stalled_ms=50)
-SILENT = 8  # sessions, half of which use up the budget
+SILENT = 8  # sessions, two of which use up the budget
 
 
 async def fill(session: DrivenSession) -> None:

@@ -112,7 +112,7 @@ def test_only_uuids_of_version_7_have_an_age(key: bytes) -> None:
     assert Keys().state_of(key) == "new"
 
 
-def test_claim_that_was_abandoned_is_new_again() -> None:
+def test_request_that_was_abandoned_is_new_again() -> None:
     """A request that could not be submitted has not used its key."""
     keys = Keys()
     keyed = KeyedRequest(b"k", HASH, 0, ReplyKind.PUT, lambda _: b"")

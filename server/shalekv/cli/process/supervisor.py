@@ -69,7 +69,7 @@ STARTED_BY_ITSELF = ("-m", "shalekv.cli.main")
 STAY_DOWN: Mapping[int, str] = {
     ExitCode.FENCED: "another compactor has taken over, and restarting this one would fence it: "
     "give --no-with-compactor to this server if another compactor is intended. It is started again "
-    "when data that is not compacted threatens to hold writes back for 30 seconds",
+    "when data that is not compacted has threatened for 30 seconds to hold writes back",
     ExitCode.USAGE: "its settings are wrong, and would be wrong again",
 }
 

@@ -250,7 +250,7 @@ async def _merge(
     wal = await list_backlog(store, current.first_uncompacted_wal_id, 0)
     begin, end = wal.first, wal.first + wal.filled
     while (first := current.first_uncompacted_wal_id) < end:
-        job = WalJob(range(first, end), "the whole tail")
+        job = WalJob(range(first, end), "the whole WAL")
         result = await compactions.run(job, current, Version.of(current), lambda: True)
         assert isinstance(result, WalResult)
         current = await manifest.refresh()

@@ -269,7 +269,8 @@ class Archiver:
         """Compare the last objects that other members have archived with the log.
 
         An archiver stops at the first object that contradicts its log, with no more behind it than
-        its parallel uploads. So it is enough to compare the last ones.
+        its parallel uploads. So it is enough to compare the last ones. An opening writer compares
+        more (`COMPARED_MAX`), since archivers of earlier versions could upload more in parallel.
         """
         others = [
             each

@@ -221,7 +221,7 @@ class MemberLog:
         """Close the files. Writes that were not flushed may be missing at the next start."""
         if self._open is not None:
             self._open.close()
-        with contextlib.suppress(Exception):  # the note is optional, and the disk may be broken
+        with contextlib.suppress(Exception):  # the bound is optional, and the disk may be broken
             self._synced.write(self._bound())
         self._control.close()
         self._synced.close()

@@ -75,6 +75,6 @@ def test_an_unfair_race(
 def test_races_for_records(
     outcomes: Sequence[InsertOutcome], found: CreateRecord | None, problem: str
 ) -> None:
-    """Records are race_problem as objects are; a process that finds its own record has won."""
+    """Records are judged as objects are; a process that finds its own record has won."""
     reported = two_phase.race_problem(outcomes, (A, B, C), found)
     assert (problem in reported) if problem else reported == ""
