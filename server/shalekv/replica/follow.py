@@ -134,8 +134,9 @@ class Follower:
         """Update the staleness after a poll that has found the end of the log in the store.
 
         REQUIRES: the log is in safekeepers, or all objects that were in the store at `asked_ms`, a
-        monotonic time, are applied. Safekeepers may have later records. Then only what was acknowledged before the last applied
-        commit is known to be applied, and the logical time of that commit determines the staleness.
+        monotonic time, are applied. Safekeepers may have later records. Then only what was
+        acknowledged before the last applied commit is known to be applied, and the logical time of
+        that commit determines the staleness.
         """
         if is_new_writer(self._applier.epoch, self._stored.current.writer_epoch):
             await self._stored.refresh()  # a new writer may have switched the WAL mode

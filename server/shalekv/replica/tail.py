@@ -81,7 +81,8 @@ class RecordApplier:
     async def apply(self, record: Record) -> None:
         """Apply a record, unless it was applied meanwhile as a part of its object.
 
-        Raises `CorruptObject`, `StoreError`, and what an edit of the manifest raises, when it commits a load.
+        Raises `CorruptObject`; `StoreError`, and what an edit of the manifest raises, when it
+        commits a load.
         """
         found = None
         if record.payload:
