@@ -104,8 +104,8 @@ class RequestFailure:
         return f"{what}: {advice}" if advice else what
 
 
-def parse_failure(error: Exception) -> RequestFailure:
-    """Parse an error of obstore."""
+def describe_failure(error: Exception) -> RequestFailure:
+    """Return the kind and the HTTP status that an error of obstore tells."""
     if isinstance(error, TimeoutError):
         return RequestFailure(kind="Timeout")
     if isinstance(error, (InvalidPathError, ValueError)):

@@ -37,7 +37,7 @@ from shalekv.store.api import (
     check_prefix,
     nothing_is_collected,
 )
-from shalekv.store.obstore.errors import create_outcome, parse_failure, store_error
+from shalekv.store.obstore.errors import create_outcome, describe_failure, store_error
 from shalekv.store.url import BucketUrl
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class ObstoreStore(ObjectStore):
         try:
             is_proven = await self._bucket.put(self._key(name), data, metadata, "create")
         except Failed as error:
-            failure = parse_failure(error)
+            failure = describe_failure(error)
         else:
             return Created() if is_proven else Unknown("another server than the store's answered")
         outcome = create_outcome(failure)
@@ -202,7 +202,7 @@ class ObstoreStore(ObjectStore):
         try:
             _, data = await self._bucket.read(self._key(name), (offset, offset + length))
         except Failed as error:
-            if parse_failure(error).is_range_past_end:
+            if describe_failure(error).is_range_past_end:
                 return b""
             raise self._error(error, "get_range", name) from None
         return data
@@ -275,7 +275,7 @@ class ObstoreStore(ObjectStore):
         try:
             await self._bucket.delete([self._key(name) for name in names])
         except Failed as error:
-            failure = parse_failure(error)
+            failure = describe_failure(error)
         else:
             return None
         if not failure.is_object_missing:
@@ -287,7 +287,7 @@ class ObstoreStore(ObjectStore):
         return None
 
     def _error(self, error: Exception, operation: str, name: str) -> StoreError:
-        return store_error(parse_failure(error), self.url, operation, name)
+        return store_error(describe_failure(error), self.url, operation, name)
 
     def _key(self, name: str) -> str:
         return f"{self._folder}{name}"
