@@ -61,9 +61,7 @@ class RequestFailure:
     status: int | None = None  # of the reply; None: there was none
     code: str = ""  # the store's code of the problem
     kind: str = ""  # obstore's kind of a failure without a reply
-    is_token_failure: bool = (
-        False  # the request for a token failed: that for the object was not sent
-    )
+    is_token_failure: bool = False  # no token was given; nothing was sent for the object
 
     @property
     def is_refusal(self) -> bool:
@@ -105,7 +103,7 @@ class RequestFailure:
 
 
 def describe_failure(error: Exception) -> RequestFailure:
-    """Return the kind and the HTTP status that an error of obstore tells."""
+    """Return what an error of obstore says about its request."""
     if isinstance(error, TimeoutError):
         return RequestFailure(kind="Timeout")
     if isinstance(error, (InvalidPathError, ValueError)):
