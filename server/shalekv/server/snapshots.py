@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias
 
-from shalekv.errors import InvalidRequest
+from shalekv.errors import InvalidRequest, OutcomeUnknown, StoreUnavailable
 from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.protocol.snapshot import is_expired
 from shalekv.read.engine import ReadEngine
@@ -26,6 +27,15 @@ from shalekv.write.snapshots import (
 ActiveSnapshots: TypeAlias = tuple[Sequence[Snapshot], Mapping[bytes, int]]  # id -> seq
 RequestWithTtl: TypeAlias = admin_pb2.CreateSnapshotRequest | admin_pb2.RenewSnapshotRequest
 RequestWithName: TypeAlias = admin_pb2.RenewSnapshotRequest | admin_pb2.DeleteSnapshotRequest
+
+
+@contextmanager
+def _unknown_during_outage() -> Iterator[None]:
+    """Raise `OutcomeUnknown` when the store does not answer: the edit may have been made."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise OutcomeUnknown(str(error)) from error
 
 
 class SnapshotAdmin:
@@ -51,14 +61,15 @@ class SnapshotAdmin:
         engine = self._engine
         await engine.watermark.wait_for(engine.watermark.landed_seq)
         await engine.archive()  # a snapshot shows what is in the object store
-        created = await self._snapshots.create(
-            name=request.name,
-            ttl_ms=ttl_ms,
-            count_max=self._limits.snapshot_count_max,
-            logical_ms=engine.time.now_ms(),
-            gap_wait_ms=GAP_WAIT_MS,
-        )
-        info = await self._info(created)
+        with _unknown_during_outage():
+            created = await self._snapshots.create(
+                name=request.name,
+                ttl_ms=ttl_ms,
+                count_max=self._limits.snapshot_count_max,
+                logical_ms=engine.time.now_ms(),
+                gap_wait_ms=GAP_WAIT_MS,
+            )
+            info = await self._info(created)
         return admin_pb2.CreateSnapshotReply(header=self._reply_header(), snapshot=info)
 
     async def renew(
@@ -67,8 +78,9 @@ class SnapshotAdmin:
         """Extend the life of a snapshot."""
         self._check(request.header, call)
         ttl_ms = self._ttl_ms(request)
-        renewed = await self._snapshots.renew(_name_or_id(request), ttl_ms=ttl_ms)
-        info = await self._info(renewed)
+        with _unknown_during_outage():
+            renewed = await self._snapshots.renew(_name_or_id(request), ttl_ms=ttl_ms)
+            info = await self._info(renewed)
         return admin_pb2.RenewSnapshotReply(header=self._reply_header(), snapshot=info)
 
     async def list(
@@ -85,7 +97,8 @@ class SnapshotAdmin:
     ) -> admin_pb2.DeleteSnapshotReply:
         """Delete a snapshot; in this process, reads of it fail from the next one on."""
         self._check(request.header, call)
-        await self._snapshots.delete(_name_or_id(request))
+        with _unknown_during_outage():
+            await self._snapshots.delete(_name_or_id(request))
         self._views.live.forget_poll()
         return admin_pb2.DeleteSnapshotReply(header=self._reply_header())
 

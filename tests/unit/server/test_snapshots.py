@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import cycle
 from typing import Any, cast
@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.errors import PageExpired, SnapshotNotFound
+from shalekv.errors import OutcomeUnknown, PageExpired, SnapshotNotFound, StoreUnavailable
 from shalekv.format import names
 from shalekv.protocol.snapshot import remove_snapshots
 from shalekv.runtime import Runtime
@@ -23,9 +23,19 @@ from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import InlineWorkers, gathered
-from tests.kit.serving.roles import CALL, Serving, delete, delete_range, pairs, put, serving
+from tests.kit.serving.roles import (
+    CALL,
+    HOUR_MS,
+    Serving,
+    delete,
+    delete_range,
+    pairs,
+    put,
+    serving,
+)
 from tests.kit.serving.sweeping import compact
-from tests.kit.virtual_time import with_simulation
+from tests.kit.store import Request, nothing
+from tests.kit.virtual_time import virtual_time, with_simulation
 from tests.sim.simulation import Simulation
 
 
@@ -46,6 +56,35 @@ async def test_snapshot_holds_what_was_acknowledged_behind_a_gap() -> None:
         await first
         info = await creating
         assert all(each.found for each in (await got(writer, at(info.id), b"a", b"b")).results)
+
+
+@virtual_time()
+@pytest.mark.parametrize("edit", ["create", "renew", "delete"])
+async def test_outcome_is_unknown_when_the_store_fails_after_an_edit(edit: str) -> None:
+    """A store that stops answering after an edit of the manifest does not hide that it was made."""
+    async with serving(fence_poll_ms=HOUR_MS, open_timeout_ms=HOUR_MS) as writer:
+        admin = writer.admin.snapshots
+        if edit != "create":
+            await create(admin, name="s")
+        edits = len(writer.faulty.asked("create", names.MANIFEST_FOLDER))
+
+        async def fail_after_edit(request: Request) -> None:
+            if request.operation == "list" and edits < len(
+                writer.faulty.asked("create", names.MANIFEST_FOLDER)
+            ):
+                raise StoreUnavailable("store", "list", request.name, "no answer")
+
+        writer.faulty.before = fail_after_edit
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "create": lambda: create(admin, name="s"),
+            "renew": lambda: admin.renew(admin_pb2.RenewSnapshotRequest(name="s", ttl_s=60), CALL),
+            "delete": lambda: admin.delete(admin_pb2.DeleteSnapshotRequest(name="s"), CALL),
+        }
+        with pytest.raises(OutcomeUnknown, match="no answer"):
+            await calls[edit]()
+        writer.faulty.before = nothing
+        listed = await admin.list(admin_pb2.ListSnapshotsRequest(), CALL)
+        assert ("s" in [each.name for each in listed.snapshots]) == (edit != "delete")
 
 
 async def test_objects_that_go_with_the_snapshot_are_not_missed() -> None:
