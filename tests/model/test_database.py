@@ -345,7 +345,7 @@ TestDatabaseModel.settings = settings(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3_600)
+@pytest.mark.timeout(7_200)  # half an hour alone on 2 cores, more beside other tests
 def test_database_model_for_long() -> None:
     """The property of `test_database_model` holds for many more and longer histories."""
     long = settings(max_examples=2_000, stateful_step_count=100, deadline=None, derandomize=False)
