@@ -298,7 +298,7 @@ async def writing(client: Client, keys: list[bytes]) -> AsyncIterator[dict[bytes
 async def test_a_server_goes_on_beside_it(
     spark: SparkSession, bucket: SparkDatabase, processes: Processes
 ) -> None:
-    """Of updates of the same keys before, during and after, the last one counts, also at a reader
+    """The last update of a key counts, be it from before, during or after the job, also at a reader
     and after a restart. The server's own compactor merges the WAL meanwhile, never ends, and leaves
     the job alone; a second job is refused.
     """

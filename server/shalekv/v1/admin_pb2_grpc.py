@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """What operators and tools call.
+    """Calls of operators and tools.
     """
 
     def __init__(self, channel):
@@ -73,11 +73,11 @@ class AdminStub:
 
 
 class AdminServicer:
-    """What operators and tools call.
+    """Calls of operators and tools.
     """
 
     def Status(self, request, context):
-        """Tells what this process is and how it does.
+        """Describes this process and its state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,7 +175,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """What operators and tools call.
+    """Calls of operators and tools.
     """
 
     @staticmethod

@@ -13,11 +13,11 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
-    """What operators and tools call."""
+    """Calls of operators and tools."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusReply]
-    """Tells what this process is and how it does."""
+    """Describes this process and its state."""
     Stats: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatsRequest, _admin_pb2.StatsReply]
     """Tells which requests the processes of this server have sent to the object store: what the bill
     of the store is made of.
@@ -37,7 +37,7 @@ class AdminStub:
     """Commits SST files that are ready in the object store as one load."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
-    """What operators and tools call."""
+    """Calls of operators and tools."""
 
     @_abc_1.abstractmethod
     def Status(
@@ -45,7 +45,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.StatusRequest,
         context: _aio.ServicerContext[_admin_pb2.StatusRequest, _abc.Awaitable[_admin_pb2.StatusReply]],
     ) -> _abc.Awaitable[_admin_pb2.StatusReply]:
-        """Tells what this process is and how it does."""
+        """Describes this process and its state."""
 
     @_abc_1.abstractmethod
     def Stats(

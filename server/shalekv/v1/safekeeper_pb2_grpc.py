@@ -97,9 +97,9 @@ class SafekeeperServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Relay(self, request_iterator, context):
-        """What a writer has sent to one member, passed on by that one to others, for any of their
-        databases. It counts while the stream of that very writer to this member is the elected one, and
-        is acknowledged there; else it is dropped. There are no replies.
+        """Forwards appends that one member has received from a writer, for any database of the node. An
+        append counts while the stream of the same writer to this member is the elected one, and is
+        acknowledged there; else it is dropped. There are no replies.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,8 +122,8 @@ class SafekeeperServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSafekeeperStatus(self, request, context):
-        """What this node holds, of one database or of all. Named so because the messages of Status belong
-        to the service Admin.
+        """Describes the logs that this node holds, of one database or of all. The service Admin has the
+        messages of Status, hence the name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

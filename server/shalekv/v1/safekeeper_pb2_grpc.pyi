@@ -33,9 +33,9 @@ class SafekeeperStub:
     and so is Appended of records that came by Relay.
     """
     Relay: _aio.StreamStreamMultiCallable[_safekeeper_pb2.RelayRequest, _safekeeper_pb2.RelayReply]
-    """What a writer has sent to one member, passed on by that one to others, for any of their
-    databases. It counts while the stream of that very writer to this member is the elected one, and
-    is acknowledged there; else it is dropped. There are no replies.
+    """Forwards appends that one member has received from a writer, for any database of the node. An
+    append counts while the stream of the same writer to this member is the elected one, and is
+    acknowledged there; else it is dropped. There are no replies.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_safekeeper_pb2.FetchRequest, _safekeeper_pb2.FetchReply]
     """Records as they are on disk, committed or not, from an lsn on to the present end of the log: for
@@ -46,8 +46,8 @@ class SafekeeperStub:
     RECORD_TRIMMED) when the first is only in the archive any more.
     """
     GetSafekeeperStatus: _aio.UnaryUnaryMultiCallable[_safekeeper_pb2.GetSafekeeperStatusRequest, _safekeeper_pb2.GetSafekeeperStatusReply]
-    """What this node holds, of one database or of all. Named so because the messages of Status belong
-    to the service Admin.
+    """Describes the logs that this node holds, of one database or of all. The service Admin has the
+    messages of Status, hence the name.
     """
     Retire: _aio.UnaryUnaryMultiCallable[_safekeeper_pb2.RetireRequest, _safekeeper_pb2.RetireReply]
     """Deletes the log of a member that the manifest does not name any more. Refused with
@@ -87,9 +87,9 @@ class SafekeeperServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_safekeeper_pb2.RelayRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_safekeeper_pb2.RelayRequest], _abc.AsyncIterator[_safekeeper_pb2.RelayReply]],
     ) -> _abc.AsyncIterator[_safekeeper_pb2.RelayReply]:
-        """What a writer has sent to one member, passed on by that one to others, for any of their
-        databases. It counts while the stream of that very writer to this member is the elected one, and
-        is acknowledged there; else it is dropped. There are no replies.
+        """Forwards appends that one member has received from a writer, for any database of the node. An
+        append counts while the stream of the same writer to this member is the elected one, and is
+        acknowledged there; else it is dropped. There are no replies.
         """
 
     @_abc_1.abstractmethod
@@ -118,8 +118,8 @@ class SafekeeperServicer(metaclass=_abc_1.ABCMeta):
         request: _safekeeper_pb2.GetSafekeeperStatusRequest,
         context: _aio.ServicerContext[_safekeeper_pb2.GetSafekeeperStatusRequest, _abc.Awaitable[_safekeeper_pb2.GetSafekeeperStatusReply]],
     ) -> _abc.Awaitable[_safekeeper_pb2.GetSafekeeperStatusReply]:
-        """What this node holds, of one database or of all. Named so because the messages of Status belong
-        to the service Admin.
+        """Describes the logs that this node holds, of one database or of all. The service Admin has the
+        messages of Status, hence the name.
         """
 
     @_abc_1.abstractmethod

@@ -68,7 +68,7 @@ class MeasuredAdmin(AdminService, Protocol):
 
     @property
     def report(self) -> ProcessReport:
-        """What a status says about this process."""
+        """The part of a status that describes this process."""
         ...
 
 
