@@ -43,7 +43,7 @@ class _RequestKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestKi
     """A read or a query of the transactional store."""
 
 class RequestKind(_RequestKind, metaclass=_RequestKindEnumTypeWrapper):
-    """What a request to a store is charged as."""
+    """Class by which a request to a store is charged."""
 
 REQUEST_KIND_UNSPECIFIED: RequestKind.ValueType  # 0
 """Never sent."""
@@ -142,11 +142,11 @@ class StatusReply(_message.Message):
 
     @_builtins.property
     def compaction(self) -> Global___CompactionStatus:
-        """What is not compacted yet, and how much work waits for the compactor."""
+        """WAL and levels that are not compacted yet, and the work that waits for the compactor."""
 
     @_builtins.property
     def reads(self) -> Global___ReadStatus:
-        """How reads of the levels were answered. Not set where the levels are not read."""
+        """Answers to reads of the levels, by source. Not set where the levels are not read."""
 
     @_builtins.property
     def store_requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoreRequestStatus]:
@@ -160,7 +160,7 @@ class StatusReply(_message.Message):
 
     @_builtins.property
     def reader(self) -> Global___ReaderStatus:
-        """How a reader follows the writer. Not set at the writer."""
+        """Progress of a reader that follows the writer. Not set at the writer."""
 
     @_builtins.property
     def watches(self) -> Global___WatchStatus:
@@ -219,7 +219,7 @@ Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
 
 @_typing.final
 class Readiness(_message.Message):
-    """Whether calls of one kind succeed."""
+    """Success of the calls of one kind."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -228,7 +228,7 @@ class Readiness(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     UNREADY_MS_FIELD_NUMBER: _builtins.int
     is_ready: _builtins.bool
-    """Whether they do, as far as the server knows. An outage is known after some seconds."""
+    """True while they succeed, as far as the server knows. An outage is known after some seconds."""
     cause: _builtins.str
     """Why not, in two words: "store unreachable", "no quorum", "log full". Empty when ready."""
     problem: _builtins.str
@@ -267,7 +267,7 @@ class QuorumStatus(_message.Message):
     ARCHIVER_ID_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
-    """How often the members were changed."""
+    """Number of changes of the members."""
     last_lsn: _builtins.int
     """The last record of the log, and the last that a majority has."""
     committed_lsn: _builtins.int
@@ -333,13 +333,13 @@ class QuorumMemberStatus(_message.Message):
     address: _builtins.str
     """Where it is, as HOST:PORT."""
     is_connected: _builtins.bool
-    """Whether it follows the writer."""
+    """True while it follows the writer."""
     flushed_lsn: _builtins.int
     """The last record that it has on disk. 0: that is not known."""
     archived_wal_id: _builtins.int
     """It has seen all WAL objects up to this one in the object store. Not set: that is not known."""
     is_full: _builtins.bool
-    """Whether it has no room for more."""
+    """True when it has no room for more."""
     is_next: _builtins.bool
     """Whether it is one of those that are to be, while the members are being changed."""
     problem: _builtins.str
@@ -368,7 +368,7 @@ Global___QuorumMemberStatus: _TypeAlias = QuorumMemberStatus  # noqa: Y015
 
 @_typing.final
 class ReaderStatus(_message.Message):
-    """How a reader follows the writer."""
+    """Progress of a reader that follows the writer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -392,7 +392,7 @@ class ReaderStatus(_message.Message):
         """Its memory is full: it waits until the compactor has caught up."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
-        """What a reader does."""
+        """Activity of a reader."""
 
     STATE_UNSPECIFIED: ReaderStatus.State.ValueType  # 0
     """Never sent."""
@@ -422,7 +422,7 @@ class ReaderStatus(_message.Message):
     TAIL_ADDRESS_FIELD_NUMBER: _builtins.int
     TAILS_FIELD_NUMBER: _builtins.int
     state: Global___ReaderStatus.State.ValueType
-    """What it does now."""
+    """Its activity now."""
     next_wal_id: _builtins.int
     """The next WAL object that it waits for."""
     snapshot_id: _builtins.bytes
@@ -430,11 +430,11 @@ class ReaderStatus(_message.Message):
     snapshot_expire_time_s: _builtins.int
     """When that snapshot expires, in seconds since the Unix epoch."""
     snapshots_lost: _builtins.int
-    """How often the snapshot was lost, and another made."""
+    """Number of times that the snapshot was lost, and another made."""
     wal_objects_applied: _builtins.int
     """WAL objects that it has applied since it began to serve."""
     empty_polls: _builtins.int
-    """How often it has asked for a WAL object that was not there yet."""
+    """Number of times that it asked for a WAL object that was not there yet."""
     poll_interval_ms: _builtins.int
     """Milliseconds until it asks again, as it is paced now."""
     gaps: _builtins.int
@@ -450,7 +450,7 @@ class ReaderStatus(_message.Message):
     has what the object store has.
     """
     tails: _builtins.int
-    """How often it began to hear from a safekeeper."""
+    """Number of times that it began to hear from a safekeeper."""
     def __init__(
         self,
         *,
@@ -537,11 +537,11 @@ class CallStatus(_message.Message):
     method: _builtins.str
     """Such as "KV.Get". An operation of a session counts as "Session.get"."""
     calls: _builtins.int
-    """How many were answered."""
+    """Number of answered calls."""
     failures: _builtins.int
-    """How many of them with an error."""
+    """Number of those that were answered with an error."""
     total_us: _builtins.int
-    """How long they took together, in microseconds."""
+    """Their total duration, in microseconds."""
     @_builtins.property
     def histogram_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Element i: how many took from 2^i to 2^(i+1) microseconds; the first one, also less."""
@@ -665,7 +665,7 @@ Global___MemtableStatus: _TypeAlias = MemtableStatus  # noqa: Y015
 
 @_typing.final
 class ManifestStatus(_message.Message):
-    """What the manifest says."""
+    """Contents of the manifest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -695,7 +695,7 @@ class ManifestStatus(_message.Message):
 
     @_builtins.property
     def wal_members_next(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those that are to be, while a change of members is under way."""
+        """Future members, while a change of members is under way."""
 
     def __init__(
         self,
@@ -765,9 +765,9 @@ class MemoryPart(_message.Message):
     name: _builtins.str
     """The setting that bounds it, such as "memtable_bytes_max"."""
     bytes: _builtins.int
-    """What it uses."""
+    """Memory that it uses."""
     bytes_max: _builtins.int
-    """What it may use."""
+    """Memory that it may use."""
     def __init__(
         self,
         *,
@@ -801,7 +801,7 @@ class LevelsStatus(_message.Message):
     """SSTs that a read of one key may have to look into: one for each sorted run, and those of L0."""
     @_builtins.property
     def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LevelStatus]:
-        """Those that hold something, by number. 0: L0, 63: records of the system."""
+        """Levels that hold something, by number. 0: L0, 63: records of the system."""
 
     def __init__(
         self,
@@ -859,7 +859,7 @@ Global___LevelStatus: _TypeAlias = LevelStatus  # noqa: Y015
 
 @_typing.final
 class CompactionStatus(_message.Message):
-    """What waits for the compactor."""
+    """Work that waits for the compactor."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -975,7 +975,7 @@ Global___CacheStatus: _TypeAlias = CacheStatus  # noqa: Y015
 
 @_typing.final
 class StoreRequestStatus(_message.Message):
-    """What was asked of the object store."""
+    """Requests to the object store."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1082,7 +1082,7 @@ Global___StatsRequest: _TypeAlias = StatsRequest  # noqa: Y015
 
 @_typing.final
 class StatsReply(_message.Message):
-    """What was sent to the object store, process by process."""
+    """Requests sent to the object store, process by process."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1167,7 +1167,7 @@ class RequestCount(_message.Message):
     kind: Global___RequestKind.ValueType
     """The kind."""
     requests: _builtins.int
-    """How many went over the wire: attempts that failed, pages of lists and parts of uploads count."""
+    """Number sent over the wire: attempts that failed, pages of lists and parts of uploads count."""
     def __init__(
         self,
         *,

@@ -55,7 +55,7 @@ class _ReadLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReadLevel.V
     """
 
 class ReadLevel(_ReadLevel, metaclass=_ReadLevelEnumTypeWrapper):
-    """How new the state must be that a read sees."""
+    """Freshness that a read demands of the state."""
 
 READ_LEVEL_UNSPECIFIED: ReadLevel.ValueType  # 0
 """The default: COMMITTED."""
@@ -152,7 +152,7 @@ Global___Role: _TypeAlias = Role  # noqa: Y015
 
 @_typing.final
 class RequestHeader(_message.Message):
-    """What a request may ask for beside its operation. All fields are optional."""
+    """Options of a request beside its operation. All fields are optional."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -214,7 +214,7 @@ Global___RequestHeader: _TypeAlias = RequestHeader  # noqa: Y015
 
 @_typing.final
 class ReplyHeader(_message.Message):
-    """What every reply says about the state that it was made from."""
+    """Description, in every reply, of the state that it was made from."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -341,7 +341,7 @@ class GetReply(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     EXPIRE_AT_MS_FIELD_NUMBER: _builtins.int
     found: _builtins.bool
-    """Whether the key has a value. When it has none, the fields below are zero."""
+    """True if the key has a value. When it has none, the fields below are zero."""
     value: _builtins.bytes
     """The value."""
     seq: _builtins.int
@@ -442,7 +442,7 @@ class BatchGetResult(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     EXPIRE_AT_MS_FIELD_NUMBER: _builtins.int
     found: _builtins.bool
-    """Whether the key has a value."""
+    """True if the key has a value."""
     value: _builtins.bytes
     """The value."""
     seq: _builtins.int
@@ -467,7 +467,7 @@ Global___BatchGetResult: _TypeAlias = BatchGetResult  # noqa: Y015
 
 @_typing.final
 class Precondition(_message.Message):
-    """What must hold for a change to be applied. Exactly one of the fields is set."""
+    """Condition under which a change is applied. Exactly one of the fields is set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -693,7 +693,7 @@ class DeleteRangeRequest(_message.Message):
 
     @_builtins.property
     def range(self) -> Global___KeyRange:
-        """What to delete. Required; to delete all keys set `all`."""
+        """Range to delete. Required; to delete all keys set `all`."""
 
     def __init__(
         self,
@@ -844,7 +844,7 @@ class DeleteRangeChange(_message.Message):
     RANGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def range(self) -> Global___KeyRange:
-        """What to delete. Required, and not all keys."""
+        """Range to delete. Required, and not all keys."""
 
     def __init__(
         self,
@@ -874,7 +874,7 @@ class AddChange(_message.Message):
     key: _builtins.bytes
     """The key. Required."""
     delta: _builtins.int
-    """What to add; may be negative."""
+    """Amount to add; may be negative."""
     def __init__(
         self,
         *,
@@ -984,7 +984,7 @@ class Compare(_message.Message):
         """The found is greater than the given."""
 
     class Operator(_Operator, metaclass=_OperatorEnumTypeWrapper):
-        """How the found is compared with the given, for `seq` and `value`."""
+        """Comparison of the found with the given, for `seq` and `value`."""
 
     OPERATOR_UNSPECIFIED: Compare.Operator.ValueType  # 0
     """Equal."""
@@ -1006,13 +1006,13 @@ class Compare(_message.Message):
     key: _builtins.bytes
     """The key that is compared; empty for `range_empty`."""
     operator: Global___Compare.Operator.ValueType
-    """How to compare; `exists` and `range_empty` only with EQUAL."""
+    """Kind of comparison; `exists` and `range_empty` only with EQUAL."""
     seq: _builtins.int
     """The sequence number of the key's value; 0 when it has none."""
     value: _builtins.bytes
     """The key's value. A key without a value never matches, except by NOT_EQUAL."""
     exists: _builtins.bool
-    """Whether the key has a value."""
+    """True if the key has a value."""
     @_builtins.property
     def range_empty(self) -> Global___KeyRange:
         """The range has no keys. Refused with RESOURCE_EXHAUSTED (reason RANGE_TOO_COSTLY) when more
@@ -1129,10 +1129,10 @@ class TxnResult(_message.Message):
     GET_FIELD_NUMBER: _builtins.int
     COUNTER_FIELD_NUMBER: _builtins.int
     counter: _builtins.int
-    """Of an add: the new value of the counter."""
+    """Result of an add: the new value of the counter."""
     @_builtins.property
     def get(self) -> Global___GetReply:
-        """Of a get; without a header. All gets together: at most 3.5 MiB."""
+        """Result of a get; without a header. All gets together: at most 3.5 MiB."""
 
     def __init__(
         self,
@@ -1161,7 +1161,7 @@ class TxnReply(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     succeeded: _builtins.bool
-    """Whether all comparisons held."""
+    """True if all comparisons held."""
     durability: Global___Durability.ValueType
     """The durability that was reached when this reply was sent."""
     @_builtins.property
@@ -1229,7 +1229,7 @@ class ScanRequest(_message.Message):
 
     @_builtins.property
     def range(self) -> Global___KeyRange:
-        """What to read. Not set: all keys."""
+        """Range to read. Not set: all keys."""
 
     def __init__(
         self,
@@ -1424,7 +1424,7 @@ class OperationError(_message.Message):
     code: _builtins.int
     """The gRPC status code, as its number."""
     message: _builtins.str
-    """What happened, to which object, and what the caller can do."""
+    """The event, its object, and a remedy for the caller."""
     reason: _builtins.str
     """A reason of the table of errors."""
     retry_delay_ms: _builtins.int
@@ -1499,31 +1499,31 @@ class SessionResult(_message.Message):
 
     @_builtins.property
     def get(self) -> Global___GetReply:
-        """Of a get."""
+        """Result of a get."""
 
     @_builtins.property
     def batch_get(self) -> Global___BatchGetReply:
-        """Of a batch get."""
+        """Result of a batch get."""
 
     @_builtins.property
     def put(self) -> Global___PutReply:
-        """Of a put."""
+        """Result of a put."""
 
     @_builtins.property
     def delete(self) -> Global___DeleteReply:
-        """Of a delete."""
+        """Result of a delete."""
 
     @_builtins.property
     def delete_range(self) -> Global___DeleteRangeReply:
-        """Of a range delete."""
+        """Result of a range delete."""
 
     @_builtins.property
     def write(self) -> Global___WriteReply:
-        """Of a batch."""
+        """Result of a batch."""
 
     @_builtins.property
     def txn(self) -> Global___TxnReply:
-        """Of a transaction."""
+        """Result of a transaction."""
 
     def __init__(
         self,
@@ -1625,7 +1625,7 @@ class WatchCreate(_message.Message):
 
     @_builtins.property
     def range(self) -> Global___KeyRange:
-        """What to watch. Not set: all keys."""
+        """Range to watch. Not set: all keys."""
 
     def __init__(
         self,
@@ -1808,7 +1808,7 @@ class WatchChange(_message.Message):
         """
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
-        """What happened to the key."""
+        """Change of the key."""
 
     KIND_UNSPECIFIED: WatchChange.Kind.ValueType  # 0
     """Never sent."""
@@ -1829,7 +1829,7 @@ class WatchChange(_message.Message):
     PREVIOUS_FIELD_NUMBER: _builtins.int
     PREVIOUS_UNKNOWN_FIELD_NUMBER: _builtins.int
     kind: Global___WatchChange.Kind.ValueType
-    """What happened."""
+    """Kind of the event."""
     end: _builtins.bytes
     """The end of a range delete."""
     previous_unknown: _builtins.bool

@@ -37,7 +37,7 @@ class _CasModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CasMode.Value
     """The store has none; a transactional store decides."""
 
 class CasMode(_CasMode, metaclass=_CasModeEnumTypeWrapper):
-    """How an object is created only if it does not exist."""
+    """Ways to create an object only if it does not exist."""
 
 CAS_MODE_UNSPECIFIED: CasMode.ValueType  # 0
 """Refused."""
@@ -125,7 +125,7 @@ class Manifest(_message.Message):
     write_id: _builtins.bytes
     """16 random bytes that belong to this slot and these bytes."""
     cas_mode: Global___CasMode.ValueType
-    """How objects are created if absent. Fixed at creation."""
+    """Way to create objects if absent. Fixed at creation."""
     writer_nonce: _builtins.bytes
     """16 random bytes of the writer that holds `writer_epoch`."""
     compactor_nonce: _builtins.bytes
@@ -429,7 +429,7 @@ class SstTable(_message.Message):
     CHECKSUMS_FIELD_NUMBER: _builtins.int
     FIRST_EXPIRIES_MS_FIELD_NUMBER: _builtins.int
     count: _builtins.int
-    """How many SSTs there are."""
+    """Number of SSTs."""
     ids: _builtins.bytes
     """16 bytes each: the UUIDs."""
     levels: _builtins.bytes
@@ -560,7 +560,7 @@ class Lease(_message.Message):
     expire_time_s: _builtins.int
     """When it expires, in seconds since the Unix epoch by the store's clock. 0: never."""
     holder: _builtins.str
-    """What holds it, for operators."""
+    """Description of the holder, for operators."""
     wal_id_min: _builtins.int
     """The oldest WAL object that it keeps. Not set: none."""
     reserved_seq: _builtins.int

@@ -39,7 +39,7 @@ class _LogHealthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogHealth.V
     """A writer fills it: it acknowledges, and does not vote."""
 
 class LogHealth(_LogHealth, metaclass=_LogHealthEnumTypeWrapper):
-    """What a member's log is worth."""
+    """State of a member's log."""
 
 LOG_HEALTH_UNSPECIFIED: LogHealth.ValueType  # 0
 """Never sent."""
@@ -109,7 +109,7 @@ Global___AdmitRequest: _TypeAlias = AdmitRequest  # noqa: Y015
 
 @_typing.final
 class AdmitReply(_message.Message):
-    """Who this node is now."""
+    """Present identity of this node."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -219,7 +219,7 @@ Global___LogSection: _TypeAlias = LogSection  # noqa: Y015
 
 @_typing.final
 class LogShape(_message.Message):
-    """What a log holds."""
+    """Contents of a log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -396,7 +396,7 @@ Global___Greet: _TypeAlias = Greet  # noqa: Y015
 
 @_typing.final
 class Greeting(_message.Message):
-    """Who this is."""
+    """Identity of the node."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -728,7 +728,7 @@ class Refusal(_message.Message):
     problem: _builtins.str
     @_builtins.property
     def promise(self) -> Global___Ballot:
-        """What was promised."""
+        """The promise."""
 
     def __init__(
         self,
@@ -827,7 +827,7 @@ class TailReply(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     COMMITTED_LSN_FIELD_NUMBER: _builtins.int
     committed_lsn: _builtins.int
-    """How far the log is committed, as this member knows."""
+    """End of the committed log, as this member knows."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogRecord]: ...
     def __init__(
@@ -868,7 +868,7 @@ Global___GetSafekeeperStatusRequest: _TypeAlias = GetSafekeeperStatusRequest  # 
 
 @_typing.final
 class GetSafekeeperStatusReply(_message.Message):
-    """What a node holds."""
+    """Contents of a node."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
