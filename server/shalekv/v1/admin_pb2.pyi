@@ -150,7 +150,7 @@ class StatusReply(_message.Message):
 
     @_builtins.property
     def store_requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoreRequestStatus]:
-        """What was asked of the object store since this process began to serve, by kind of operation
+        """Requests to the object store since this process began to serve, by kind of operation
         and folder; those without a request are left out.
         """
 
@@ -178,11 +178,11 @@ class StatusReply(_message.Message):
 
     @_builtins.property
     def read_readiness(self) -> Global___Readiness:
-        """Whether reads are answered: what the health service says of "shalekv.read"."""
+        """True while reads are answered: what the health service says of "shalekv.read"."""
 
     @_builtins.property
     def write_readiness(self) -> Global___Readiness:
-        """Whether writes become durable: what the health service says of "shalekv.write". Not set at a
+        """True while writes become durable: what the health service says of "shalekv.write". Not set at a
         reader.
         """
 
@@ -341,7 +341,7 @@ class QuorumMemberStatus(_message.Message):
     is_full: _builtins.bool
     """True when it has no room for more."""
     is_next: _builtins.bool
-    """Whether it is one of those that are to be, while the members are being changed."""
+    """True for a future member, while the members are being changed."""
     problem: _builtins.str
     """Why it does not follow. Empty: it does, or that is not known."""
     def __init__(
@@ -438,7 +438,7 @@ class ReaderStatus(_message.Message):
     poll_interval_ms: _builtins.int
     """Milliseconds until it asks again, as it is paced now."""
     gaps: _builtins.int
-    """How often it has waited for a gap, and for how many milliseconds in all."""
+    """Number of waits for a gap, and their total duration in milliseconds."""
     gap_ms: _builtins.int
     """As above."""
     writer_address: _builtins.str
@@ -1124,7 +1124,7 @@ Global___StatsReply: _TypeAlias = StatsReply  # noqa: Y015
 
 @_typing.final
 class ProcessRequests(_message.Message):
-    """What one process has sent, and those that had its role before it."""
+    """Requests of one process, and of those that had its role before it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1233,7 +1233,7 @@ class CreateSnapshotRequest(_message.Message):
     name: _builtins.str
     """A name of 1 to 128 characters, unique among the snapshots. Empty: no name."""
     ttl_s: _builtins.int
-    """How long it lives, in seconds, at most 100 years (server setting `snapshot_ttl_s_max`). 0:
+    """Its lifetime, in seconds, at most 100 years (server setting `snapshot_ttl_s_max`). 0:
     until it is deleted; then `forever` must be true.
     """
     forever: _builtins.bool

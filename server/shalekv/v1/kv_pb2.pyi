@@ -162,28 +162,28 @@ class RequestHeader(_message.Message):
     READ_LEVEL_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     min_seq: _builtins.int
-    """Of a read: the state must contain the commit with this sequence number. The server waits for
+    """For a read: the state must contain the commit with this sequence number. The server waits for
     it within the deadline of the call, or for 30 seconds if it has none; then the call ends with
     DEADLINE_EXCEEDED (reason SEQ_NOT_REACHED) and the number that the server has reached. A commit
     that a snapshot does not hold is refused at once with INVALID_ARGUMENT, since it never will.
     Ignored by writes. 0: no requirement.
     """
     max_staleness_ms: _builtins.int
-    """Of a read: the state must not be older than this many milliseconds. A reader that is behind
+    """For a read: the state must not be older than this many milliseconds. A reader that is behind
     looks for news first, and then refuses with FAILED_PRECONDITION (reason TOO_STALE). The value
     that is compared is the `staleness_ms` of the reply, which is never greater. It is compared
     once for a scan: further pages are read from the view of the first one, at any age. Holds at
     the writer, and for a snapshot, whatever the number. Ignored by writes. 0: no requirement.
     """
     snapshot_id: _builtins.bytes
-    """Of a read: read at this snapshot: 16 bytes, as returned by Admin.CreateSnapshot, at any server
+    """For a read: read at this snapshot: 16 bytes, as returned by Admin.CreateSnapshot, at any server
     of the database. It shows what was there when it was made, expiry included; the read level says
     nothing then. When the snapshot has expired or was deleted, the read ends with NOT_FOUND
     (reason SNAPSHOT_NOT_FOUND), never with less than there was. Refused by writes. Empty: the
     newest state.
     """
     read_level: Global___ReadLevel.ValueType
-    """How new the state must be that a read sees. For a write with a condition or an `add`, and for
+    """Freshness that a read demands of the state. For a write with a condition or an `add`, and for
     Txn: how sure the answer must be when nothing was written; there the default is LINEARIZABLE,
     and UNCOMMITTED is refused. Ignored by other writes.
     """
@@ -240,7 +240,7 @@ class ReplyHeader(_message.Message):
     there is none, as for a write acknowledged from memory.
     """
     staleness_ms: _builtins.int
-    """How old the view may be, in milliseconds: everything that was acknowledged so long before the
+    """Greatest age of the view, in milliseconds: everything that was acknowledged so long before the
     server began to read is in it. What reading and sending take is not included. Measured as
     lapsed time since the reader has asked the store and found nothing newer, so no clock but its
     own matters; where safekeepers hold the log, since a majority of them was asked, or else by
@@ -525,7 +525,7 @@ class PutRequest(_message.Message):
 
     @_builtins.property
     def precondition(self) -> Global___Precondition:
-        """What must hold, or the put is refused with ABORTED (reason CONDITION_FAILED). Not set: nothing."""
+        """Condition of the put; else it fails with ABORTED (reason CONDITION_FAILED). Not set: nothing."""
 
     def __init__(
         self,
@@ -593,7 +593,7 @@ class DeleteRequest(_message.Message):
 
     @_builtins.property
     def precondition(self) -> Global___Precondition:
-        """What must hold, or the delete is refused with ABORTED (reason CONDITION_FAILED). Not set:
+        """Condition of the delete; else it fails with ABORTED (reason CONDITION_FAILED). Not set:
         nothing.
         """
 
@@ -1335,7 +1335,7 @@ class SessionOperation(_message.Message):
     id: _builtins.int
     """Chosen by the client; comes back in the result. Unique among the operations in flight."""
     timeout_ms: _builtins.int
-    """How long the caller waits for the result, milliseconds from the arrival of the operation: what
+    """Time that the caller waits for the result, milliseconds from the arrival of the operation: what
     the deadline is of a call of its own. A write that is not durable then is answered a little
     earlier (a tenth of the time, at most 100 ms), with WRITE_TIMED_OUT. 0: until the session ends.
     """
@@ -1431,7 +1431,7 @@ class OperationError(_message.Message):
     """Try again after this many milliseconds. 0: no advice."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """What the reason says more, by name. The path of a `field` begins in the request of the
+        """Details of the reason, by name. The path of a `field` begins in the request of the
         operation; that of the operation itself is operations[INDEX].
         """
 

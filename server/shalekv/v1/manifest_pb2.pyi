@@ -522,7 +522,7 @@ class Snapshot(_message.Message):
     when it is read. 0: reads are as of the last commit that it holds.
     """
     ssts_only: _builtins.bool
-    """Whether it keeps SSTs alone, and no WAL object: then it cannot be read, nor can a clone be made
+    """True if it keeps SSTs alone, and no WAL object: then it cannot be read, nor can a clone be made
     of it. It is for a clone that was made, which has the WAL in its own levels.
     """
     def __init__(
