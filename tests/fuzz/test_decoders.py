@@ -34,7 +34,7 @@ SMALL_BYTES = 5_000
 groups = pytest.mark.parametrize("group", GROUPS)
 
 FORMAT = "shalekv.format."
-FOLDERS = ("server/shalekv", "clients/python/shalekv_client")
+FOLDERS = ("server/shalekv", "clients/python/shalekv_client", "clients/python/shalekv_wire")
 GENERATED = "shalekv.v1."
 # A decoder by its name everywhere; in the format of objects by more names.
 DECODES = re.compile(r"(decode|parse)(_\w+)?")

@@ -10,7 +10,7 @@ from functools import cache
 from tests.style.sources import Source, python_sources
 
 ROOTS = ("server/", "clients/python/", "clients/spark/")
-PACKAGES = ("shalekv", "shalekv_client", "shalekv_spark")
+PACKAGES = ("shalekv", "shalekv_client", "shalekv_spark", "shalekv_wire")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,11 @@ from grpc_status import rpc_status
 from shalekv.v1 import kv_pb2
 from shalekv_client import errors
 from shalekv_client.errors import ErrorDetails, ShaleKVError
+from shalekv_wire.status import StatusCode
 
 DOMAIN = "shalekv"
 
-_CODE_NAMES: Mapping[int, str] = MappingProxyType(
-    {code.value[0]: code.name for code in grpc.StatusCode}
-)
+_CODE_NAMES: Mapping[int, str] = MappingProxyType({code.value: code.name for code in StatusCode})
 
 _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
     {

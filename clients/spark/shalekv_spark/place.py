@@ -29,7 +29,7 @@ from shalekv_spark.arguments import settings_of
 
 _REUSED = "SPARK_REUSE_WORKER"  # in the environment of a worker that runs many tasks
 
-_OWN = frozenset({"shalekv", "shalekv_client", "shalekv_spark"})
+_OWN = frozenset({"shalekv", "shalekv_client", "shalekv_spark", "shalekv_wire"})
 _OF_LOGGING = ("timestamp", "level")  # which the handlers of `logging` add themselves
 
 STORE_PREFIX = "store."  # of the options that are settings of the store
