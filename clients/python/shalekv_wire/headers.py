@@ -1,0 +1,402 @@
+"""Header blocks: HPACK (RFC 7541) and the metadata of gRPC.
+
+A `HeaderDecoder` keeps what it has decoded, by the bytes of the block: clients send the same block
+for each call of a method, and a lookup costs a hundredth of decoding. A `FieldEncoder` writes the
+few fields that we send; those that repeat are put into the dynamic table and cost one byte
+afterwards.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from hpack import Decoder
+from hpack.exceptions import HPACKError, OversizedHeaderListError
+
+from shalekv_wire.frames import DEFAULT_TABLE_BYTES, ConnectionFault, ErrorCode
+from shalekv_wire.status import Metadata, StatusCode
+
+HeadT = TypeVar("HeadT")
+Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+BLOCKS_MAX = 256  # decoded blocks that a connection keeps
+BLOCK_BYTES_MAX = 1_024  # longer blocks are not kept
+CONTENT_TYPE = b"application/grpc"
+ENCODINGS = ("identity", "gzip")  # of messages
+HTTP_OK = 200
+# A list that is longer than is allowed is still decoded, up to this multiple: the other headers of
+# the connection cannot be decoded without it, and the call then fails alone.
+DECODED_FACTOR = 2
+
+_STATIC_NAMES = {b":path": 4, b":authority": 1, b"content-type": 31, b"user-agent": 58}
+_STATUS_200 = 8  # of the static table
+_FIRST_DYNAMIC = 62
+_ENTRY_OVERHEAD_BYTES = 32  # of an entry of the dynamic table
+_TABLE_BYTES_MAX = DEFAULT_TABLE_BYTES - 512
+
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNIT_S = {b"H": 3_600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_TIMEOUT_NUMBER_MAX = 99_999_999
+# Field names of HTTP/2 (RFC 9113, 8.2.1): tokens without upper case.
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_BAD_VALUE = re.compile(rb"[\x00\r\n]|^[ \t]|[ \t]$")
+_OF_CONNECTION = frozenset(
+    [b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"]
+)
+_RESERVED = frozenset(
+    [b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"]
+)
+_REQUEST_PSEUDO = frozenset([b":method", b":scheme", b":path", b":authority"])
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+class Malformed(Exception):
+    """A header list that breaks a rule of HTTP/2: a stream error."""
+
+
+class TooLarge(Exception):
+    """A header list that is longer than is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """The header of a request. Shared by all calls with an equal header block."""
+
+    path: str = ""
+    authority: str = ""
+    timeout_s: float | None = None
+    metadata: Metadata = ()
+    encoding: str = "identity"  # of its messages
+    accepts_gzip: bool = False
+    content_length: int | None = None
+    http_status: int = (
+        HTTP_OK  # other: the request is none of gRPC, and is answered with this status
+    )
+    problem: str = ""  # with a field; empty: none
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the request can become a call, if there is such a method."""
+        return self.http_status == HTTP_OK and not self.problem and self.encoding in ENCODINGS
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """The header or the trailers of a response, or the trailers of a request."""
+
+    http_status: int | None = None
+    status: StatusCode | None = None  # None: there is no grpc-status
+    message: str = ""
+    metadata: Metadata = ()
+    encoding: str = "identity"
+    content_type: bytes = b""
+
+
+class HeaderDecoder(Generic[HeadT]):
+    """Decodes the header blocks of one direction of a connection, in their order."""
+
+    __slots__ = ("_decoder", "_kept", "_list_bytes_max", "_make")
+
+    def __init__(self, make: Callable[[Fields], HeadT], *, list_bytes_max: int) -> None:
+        """`make` builds the result from the fields; it may raise `Malformed`.
+
+        A list is longer than `list_bytes_max` bytes (each field: name, value and 32) at fault.
+        """
+        self._make = make
+        self._list_bytes_max = list_bytes_max
+        self._decoder = Decoder(max_header_list_size=DECODED_FACTOR * list_bytes_max)
+        self._kept: dict[bytes, HeadT] = {}
+
+    def decode(self, block: bytes) -> HeadT:
+        """Decode a complete block.
+
+        Raises:
+            ConnectionFault: the block cannot be decoded, so no later one can be.
+            Malformed: the list breaks a rule of HTTP/2.
+            TooLarge: the list is too long for this call.
+        """
+        head = self._kept.get(block)
+        return self._decode(block) if head is None else head
+
+    def decode_fields(self, block: bytes) -> Fields:
+        """Decode a block without making a result of it. Raises `ConnectionFault` and `TooLarge`."""
+        fields, _ = self._fields(block)
+        return fields
+
+    def _decode(self, block: bytes) -> HeadT:
+        fields, is_changed = self._fields(block)
+        head = self._make(fields)
+        resizes_table = bool(block) and block[0] & 0xE0 == 0x20  # noqa: PLR2004 - RFC 7541, 6.3
+        if not is_changed and not resizes_table and len(block) <= BLOCK_BYTES_MAX:
+            if len(self._kept) >= BLOCKS_MAX:
+                self._kept.clear()
+            self._kept[block] = head
+        return head
+
+    def _fields(self, block: bytes) -> tuple[Fields, bool]:
+        """Decode a block; returns the fields, and whether it has changed the dynamic table."""
+        entries = self._decoder.header_table.dynamic_entries
+        newest, count = (entries[0] if entries else None), len(entries)
+        try:
+            fields: list[tuple[bytes, bytes]] = list(self._decoder.decode(block, raw=True))
+        except OversizedHeaderListError:
+            text = f"a header list over {DECODED_FACTOR * self._list_bytes_max} bytes"
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, text) from None
+        except HPACKError as error:
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+        except (IndexError, ValueError, OverflowError) as error:  # of a truncated block
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, repr(error)) from None
+        is_changed = len(entries) != count or (entries[0] if entries else None) is not newest
+        if is_changed:
+            self._kept.clear()  # the meaning of indices has changed
+        size_bytes = sum(len(name) + len(value) + _ENTRY_OVERHEAD_BYTES for name, value in fields)
+        if size_bytes > self._list_bytes_max:
+            raise TooLarge(f"{size_bytes} bytes of metadata, and {self._list_bytes_max} at most")
+        return fields, is_changed
+
+
+class FieldEncoder:
+    """Encodes the header fields of one direction of a connection."""
+
+    __slots__ = ("_bytes_left", "_indices", "_prefix")
+
+    def __init__(self) -> None:
+        """Begin with an empty dynamic table of the default size."""
+        self._indices: dict[tuple[bytes, bytes], int] = {}  # -> number of the insertion
+        self._bytes_left = _TABLE_BYTES_MAX
+        self._prefix = b""  # a change of the table's size, which the next block announces
+
+    def limit_table(self, size_bytes: int) -> bool:
+        """Note the table size that the peer allows; returns whether encoded fields are void."""
+        if size_bytes >= DEFAULT_TABLE_BYTES or self._bytes_left < 0:
+            return False
+        self._indices.clear()
+        self._bytes_left = -1  # and no use of the table from now on
+        self._prefix = b"\x20"
+        return True
+
+    def take_prefix(self) -> bytes:
+        """Return what the next block must begin with, once."""
+        prefix, self._prefix = self._prefix, b""
+        return prefix
+
+    @property
+    def has_prefix(self) -> bool:
+        """Return whether the next block must begin with `take_prefix`."""
+        return bool(self._prefix)
+
+    def knows(self, name: bytes, value: bytes) -> bool:
+        """Return whether the field is in the dynamic table."""
+        return (name, value) in self._indices
+
+    def repeated(self, name: bytes, value: bytes) -> bytes:
+        """Encode a field that will be sent again: the first time it is added to the table.
+
+        What is added shifts the indices of all others: encoded fields are not to be kept over it.
+        """
+        number = self._indices.get((name, value))
+        if number is not None:
+            return _integer(_FIRST_DYNAMIC + len(self._indices) - 1 - number, 7, 0x80)
+        size_bytes = len(name) + len(value) + _ENTRY_OVERHEAD_BYTES
+        if size_bytes > self._bytes_left:
+            return literal(name, value)
+        self._bytes_left -= size_bytes
+        self._indices[name, value] = len(self._indices)
+        return _named(name, 6, 0x40) + _string(value)
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """Encode a field that is not added to the dynamic table."""
+    return _named(name, 4, 0x00) + _string(value)
+
+
+def _named(name: bytes, prefix_bits: int, pattern: int) -> bytes:
+    index = _STATIC_NAMES.get(name)
+    if index is not None:
+        return _integer(index, prefix_bits, pattern)
+    return bytes((pattern,)) + _string(name)
+
+
+def _string(data: bytes) -> bytes:
+    return _integer(len(data), 7, 0) + data
+
+
+def _integer(number: int, prefix_bits: int, pattern: int) -> bytes:
+    limit = (1 << prefix_bits) - 1
+    if number < limit:
+        return bytes((pattern | number,))
+    encoded = bytearray((pattern | limit,))
+    number -= limit
+    while number >= 0x80:  # noqa: PLR2004 - seven bits a byte, RFC 7541, 5.1
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def metadata_fields(metadata: Metadata) -> bytes:
+    """Encode metadata; binary values (of keys that end with -bin) in base64."""
+    encoded = bytearray()
+    for key, value in metadata:
+        data = value if isinstance(value, bytes) else value.encode("latin-1")
+        if key.endswith("-bin"):
+            data = base64.b64encode(data).rstrip(b"=")
+        encoded += literal(key.encode("ascii"), data)
+    return bytes(encoded)
+
+
+def status_fields(code: StatusCode, message: str, details: bytes) -> bytes:
+    """Encode the trailers of a call."""
+    encoded = literal(b"grpc-status", b"%d" % code)
+    if message:
+        encoded += literal(b"grpc-message", percent_encoded(message))
+    if details:
+        encoded += metadata_fields([("grpc-status-details-bin", details)])
+    return encoded
+
+
+def percent_encoded(message: str) -> bytes:
+    """Encode a message of a status: printable ASCII but "%" stays, each other byte is %XX."""
+    data = message.encode("utf-8", "replace")
+    return quote_from_bytes(data, safe=_PRINTABLE).encode("ascii")
+
+
+def timeout_field(timeout_s: float) -> bytes:
+    """Encode a timeout with two or three digits, rounded up: equal blocks are decoded once."""
+    number, unit = timeout_s * 1e6, b"u"
+    for larger in (b"m", b"S", b"M", b"H"):
+        factor = 60.0 if larger in b"MH" else 1_000.0
+        if number < 1_000:  # noqa: PLR2004 - at most three digits
+            break
+        number, unit = number / factor, larger
+    rounded = int(number) + (number > int(number))
+    return b"%d" % min(max(rounded, 1), _TIMEOUT_NUMBER_MAX) + unit
+
+
+def request_head(fields: Fields) -> RequestHead:
+    """Check and convert the header of a request. Raises `Malformed`."""
+    pseudo, regular = _separated(fields, _REQUEST_PSEUDO)
+    _check_request(pseudo, regular)
+    named = dict(regular)
+    timeout_s, problem = None, ""
+    if b"grpc-timeout" in named:
+        found = _TIMEOUT.fullmatch(named[b"grpc-timeout"])
+        if found is None:
+            problem = f"the grpc-timeout {named[b'grpc-timeout']!r} is none"
+        else:
+            timeout_s = int(found[1]) * _UNIT_S[found[2]]
+    is_grpc = named.get(b"content-type", b"").startswith(CONTENT_TYPE)
+    http_status = HTTP_OK if is_grpc else 415
+    if pseudo[b":method"] != b"POST":
+        http_status = 405
+    try:
+        metadata = _metadata(regular)
+    except ValueError as error:
+        metadata, problem = (), str(error)
+    return RequestHead(
+        path=pseudo.get(b":path", b"").decode("latin-1"),
+        authority=pseudo.get(b":authority", b"").decode("latin-1"),
+        timeout_s=timeout_s,
+        metadata=metadata,
+        encoding=named.get(b"grpc-encoding", b"identity").decode("latin-1"),
+        accepts_gzip=b"gzip" in named.get(b"grpc-accept-encoding", b""),
+        content_length=_content_length(named),
+        http_status=http_status,
+        problem=problem,
+    )
+
+
+def _check_request(pseudo: dict[bytes, bytes], regular: Fields) -> None:
+    if b":method" not in pseudo:
+        raise Malformed("no :method")
+    if pseudo[b":method"] != b"CONNECT" and not (pseudo.get(b":path") and pseudo.get(b":scheme")):
+        raise Malformed("no :path, or no :scheme")
+    for name, value in regular:
+        if name == b"te" and value != b"trailers":
+            raise Malformed("te is not trailers")
+
+
+def response_head(fields: Fields) -> ResponseHead:
+    """Check and convert the header or the trailers of a response. Raises `Malformed`."""
+    pseudo, regular = _separated(fields, frozenset([b":status"]))
+    named = dict(regular)
+    try:
+        http_status = int(pseudo[b":status"]) if pseudo else None
+        metadata = _metadata(regular)
+        status = _status_code(int(named[b"grpc-status"])) if b"grpc-status" in named else None
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+    return ResponseHead(
+        http_status=http_status,
+        status=status,
+        message=unquote_to_bytes(named.get(b"grpc-message", b"")).decode("utf-8", "replace"),
+        metadata=metadata,
+        encoding=named.get(b"grpc-encoding", b"identity").decode("latin-1"),
+        content_type=named.get(b"content-type", b""),
+    )
+
+
+def trailers_of_request(fields: Fields) -> None:
+    """Check the trailers of a request, which gRPC does not use. Raises `Malformed`."""
+    _separated(fields, frozenset())
+
+
+def _status_code(number: int) -> StatusCode:
+    try:
+        return StatusCode(number)
+    except ValueError:
+        return StatusCode.UNKNOWN
+
+
+def _content_length(named: dict[bytes, bytes]) -> int | None:
+    length = named.get(b"content-length")
+    if length is None:
+        return None
+    if not length.isdigit():
+        raise Malformed(f"the content-length {length!r} is none")
+    return int(length)
+
+
+def _separated(fields: Fields, allowed: frozenset[bytes]) -> tuple[dict[bytes, bytes], Fields]:
+    """Return the pseudo-header fields and the others. Raises `Malformed`."""
+    pseudo: dict[bytes, bytes] = {}
+    regular: list[tuple[bytes, bytes]] = []
+    for name, value in fields:
+        if name.startswith(b":"):
+            if name not in allowed or name in pseudo or regular:
+                raise Malformed(f"the pseudo-header {name!r} is unknown, twice, or late")
+            pseudo[name] = value
+        else:
+            if not _NAME.fullmatch(name) or name in _OF_CONNECTION:
+                raise Malformed(f"the header name {name!r}")
+            regular.append((name, value))
+        if _BAD_VALUE.search(value):
+            raise Malformed(f"the value of {name!r}")
+    return pseudo, regular
+
+
+def _metadata(regular: Iterable[tuple[bytes, bytes]]) -> Metadata:
+    """Return what is metadata of the caller, decoded. Raises ValueError."""
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in regular:
+        if name in _RESERVED or name in (b"grpc-status", b"grpc-message"):
+            continue
+        key = name.decode("ascii")
+        if key.endswith("-bin"):
+            metadata += [(key, _from_base64(key, each)) for each in value.split(b",")]
+        else:
+            metadata.append((key, value.decode("latin-1")))
+    return tuple(metadata)
+
+
+def _from_base64(key: str, value: bytes) -> bytes:
+    try:
+        return base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
+    except binascii.Error:
+        raise ValueError(f"the value of {key} is not in base64") from None

@@ -1,0 +1,315 @@
+"""What one connection of HTTP/2 sends: frames in their order, under flow control.
+
+Messages that fit go out at once. Others wait in their streams, and are sent in frames of 16 KiB,
+one stream after the other, as far as the windows of the peer and the transport allow it.
+
+Nothing is written here: whoever owns the transport calls `Sender.take` when it was woken.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from shalekv_wire.frames import (
+    DATA,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PAYLOAD_BYTES_MAX,
+    WINDOW_MAX,
+    ErrorCode,
+    StreamFault,
+    data_header,
+    header_frames,
+)
+from shalekv_wire.headers import CONTENT_TYPE, FieldEncoder
+
+PREFIX_BYTES = 5  # of a message of gRPC: whether it is compressed, and its length
+TURN_BYTES_MAX = 256 * 1024  # sent in one turn of the event loop by streams that had to wait
+
+_STATUS_200 = b"\x88"
+_CONTENT_TYPE = (b"content-type", CONTENT_TYPE)
+_OK = (b"grpc-status", b"0")
+# The header block of a reply, and its trailers, when their fields are in the dynamic table: the
+# header has entry 63 (added first), the trailers have entry 62.
+_KNOWN_HEADER, _KNOWN_TRAILERS = b"\x88\xbf", b"\xbe"
+
+# A HEADERS frame with a block of 2 bytes, the header of a DATA frame, the prefix of its message.
+_REPLY = struct.Struct(">BHBBI2sBHBBIBI").pack
+# A HEADERS frame with a block of 1 byte.
+_TRAILERS = struct.Struct(">BHBBI1s").pack
+# The header of a DATA frame, and the prefix of its message.
+_MESSAGE = struct.Struct(">BHBBIBI").pack
+_PREFIX = struct.Struct(">BI").pack
+
+
+class Sending(Protocol):
+    """The part of a stream that sends."""
+
+    id: int
+    send_window: int  # bytes that the peer still takes
+    unsent: deque[memoryview] | None  # None: nothing waits
+    ending: bytes | None  # frames that follow what is unsent, and end the stream on this side
+
+    def on_sent(self) -> None:
+        """Note that nothing waits any more."""
+        ...
+
+    def on_local_end(self) -> None:
+        """Note that this side has ended the stream."""
+        ...
+
+
+class Sender:
+    """The frames of one connection that were not taken by the transport yet."""
+
+    __slots__ = (
+        "_frames",
+        "_held_bytes",
+        "_is_indexed",
+        "_ready",
+        "_schedule",
+        "fields",
+        "initial_window",
+        "is_held",
+        "is_paused",
+        "window",
+    )
+
+    def __init__(self, schedule: Callable[[], None]) -> None:
+        """`schedule` is called when there is something to take; it must not call back at once."""
+        self._schedule = schedule
+        self._frames: list[bytes | memoryview] = []
+        self._held_bytes = 0  # of messages among them
+        self._ready: dict[int, Sending] = {}  # streams with unsent bytes and an open window
+        self._is_indexed = False  # the fields of replies are in the dynamic table
+        self.fields = FieldEncoder()
+        self.window = DEFAULT_WINDOW  # of the connection
+        self.initial_window = DEFAULT_WINDOW  # of a new stream
+        self.is_held = False  # somebody will call `take`, so nobody has to be woken
+        self.is_paused = False  # the transport is full
+
+    def wake(self) -> None:
+        """See to it that `take` is called."""
+        if not self.is_held:
+            self.is_held = True
+            self._schedule()
+
+    @property
+    def frame_count(self) -> int:
+        """Frames, or parts of frames, that were not taken yet."""
+        return len(self._frames)
+
+    @property
+    def can_send(self) -> bool:
+        """Return whether a stream that waits could send now."""
+        return bool(self._ready) and self.window > 0 and not self.is_paused
+
+    def take(self) -> bytes:
+        """Take the bytes to write; empty: there are none. The caller may be woken again."""
+        self.is_held = False
+        self._held_bytes = 0
+        if self._ready and not self.is_paused:
+            self._send_ready()
+        frames = self._frames
+        data = b"".join(frames)
+        frames.clear()
+        return data
+
+    def drop(self) -> None:
+        """Forget everything: the connection is gone."""
+        self._frames.clear()
+        self._ready.clear()
+
+    def control(self, frames: bytes) -> None:
+        """Send frames that are not subject to flow control."""
+        self._frames.append(frames)
+        self.wake()
+
+    def limit_table(self, size_bytes: int) -> None:
+        """Note the size of the dynamic table that the peer allows."""
+        if self.fields.limit_table(size_bytes):
+            self._is_indexed = False
+
+    def headers(self, stream_id: int, block: bytes, *, ends: bool = False) -> None:
+        """Send a header block."""
+        if self.fields.has_prefix:
+            block = self.fields.take_prefix() + block
+        self.control(header_frames(block, END_STREAM if ends else 0, stream_id))
+
+    def response_header(self, stream_id: int, more_fields: bytes = b"") -> None:
+        """Send the header of a response that has messages."""
+        block = _STATUS_200 + self.fields.repeated(*_CONTENT_TYPE) + more_fields
+        self.headers(stream_id, block)
+
+    def reply(self, stream: Sending, message: bytes) -> None:
+        """Send header, one message and the status OK. REQUIRES: nothing was sent on the stream."""
+        size = len(message) + PREFIX_BYTES
+        if (
+            not self._is_indexed
+            or self.is_paused
+            or size > self.window
+            or size > stream.send_window
+            or size > PAYLOAD_BYTES_MAX
+        ):
+            self._reply_in_parts(stream, message)
+            return
+        self.window -= size
+        stream_id = stream.id
+        self._frames += (
+            _REPLY(
+                *(0, 2, HEADERS, END_HEADERS, stream_id, _KNOWN_HEADER),
+                *(0, size, DATA, 0, stream_id, 0, size - PREFIX_BYTES),
+            ),
+            message,
+            _TRAILERS(0, 1, HEADERS, END_HEADERS | END_STREAM, stream_id, _KNOWN_TRAILERS),
+        )
+        self.wake()
+        stream.on_local_end()
+
+    def _reply_in_parts(self, stream: Sending, message: bytes) -> None:
+        self.response_header(stream.id)
+        self.message(stream, message)
+        if stream.unsent is None:
+            self.headers(stream.id, self.fields.repeated(*_OK), ends=True)
+            self._is_indexed = self.fields.knows(*_CONTENT_TYPE) and self.fields.knows(*_OK)
+            stream.on_local_end()
+        else:
+            # Encoded now and sent later, so without reference to the dynamic table.
+            self.end(stream, b"\x00\x0bgrpc-status\x010")
+
+    def message(self, stream: Sending, message: bytes, *, is_compressed: bool = False) -> None:
+        """Send a message, or keep it in `stream.unsent` until the windows let it through."""
+        size = len(message) + PREFIX_BYTES
+        if (
+            stream.unsent is None
+            and not self.is_paused
+            and size <= self.window
+            and size <= stream.send_window
+            and size <= PAYLOAD_BYTES_MAX
+            and self._held_bytes < TURN_BYTES_MAX
+        ):
+            self.window -= size
+            stream.send_window -= size
+            self._held_bytes += size
+            head = _MESSAGE(0, size, DATA, 0, stream.id, is_compressed, size - PREFIX_BYTES)
+            self._frames += (head, message)
+        else:
+            if stream.unsent is None:
+                stream.unsent = deque()
+            stream.unsent.append(memoryview(_PREFIX(is_compressed, len(message)) + message))
+            self._ready_if_open(stream)
+        self.wake()
+
+    def last_message(self, stream: Sending, message: bytes) -> None:
+        """Send a message, and end the stream on this side. REQUIRES: nothing is unsent."""
+        size = len(message) + PREFIX_BYTES
+        if (
+            self.is_paused
+            or size > self.window
+            or size > stream.send_window
+            or size > PAYLOAD_BYTES_MAX
+        ):
+            self.message(stream, message)
+            self.end_data(stream)
+            return
+        self.window -= size
+        stream.send_window -= size
+        self._frames += (
+            _MESSAGE(0, size, DATA, END_STREAM, stream.id, 0, size - PREFIX_BYTES),
+            message,
+        )
+        self.wake()
+        stream.on_local_end()
+
+    def end(self, stream: Sending, block: bytes) -> None:
+        """Send trailers behind what is unsent. REQUIRES: `block` refers to no dynamic entry."""
+        if stream.unsent is None:
+            self.headers(stream.id, block, ends=True)
+            stream.on_local_end()
+        else:
+            stream.ending = header_frames(block, END_STREAM, stream.id)
+
+    def end_data(self, stream: Sending) -> None:
+        """End a stream on this side, behind what is unsent, without trailers."""
+        ending = data_header(0, END_STREAM, stream.id)
+        if stream.unsent is None:
+            self.control(ending)
+            stream.on_local_end()
+        else:
+            stream.ending = ending
+
+    def forget(self, stream: Sending) -> None:
+        """Drop what the stream has not sent."""
+        stream.unsent = stream.ending = None
+        self._ready.pop(stream.id, None)
+
+    def widen(self, more_bytes: int) -> bool:
+        """Let the connection send `more_bytes` more; returns False when that is too much."""
+        self.window += more_bytes
+        if self._ready:
+            self.wake()
+        return self.window <= WINDOW_MAX
+
+    def widen_stream(self, stream: Sending, more_bytes: int) -> None:
+        """Let a stream send `more_bytes` more. Raises `StreamFault` when that is too much."""
+        stream.send_window += more_bytes
+        if stream.send_window > WINDOW_MAX:
+            raise StreamFault(stream.id, ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
+        if stream.unsent is not None:
+            self._ready_if_open(stream)
+            self.wake()
+
+    def resume(self) -> None:
+        """Go on: the transport has space."""
+        self.is_paused = False
+        if self._frames or self._ready:
+            self.wake()
+
+    def _ready_if_open(self, stream: Sending) -> None:
+        if stream.send_window > 0:
+            self._ready[stream.id] = stream
+
+    def _send_ready(self) -> None:
+        """Send what waits, one frame of each stream in turn, until this turn's share is used."""
+        left = TURN_BYTES_MAX
+        while left > 0 and self.window > 0 and self._ready:
+            for stream in [*self._ready.values()]:
+                left -= self._send_frame(stream)
+                if left <= 0 or self.window <= 0:
+                    break
+        if self.can_send:
+            self.wake()
+
+    def _send_frame(self, stream: Sending) -> int:
+        """Send the next frame of a stream that is ready; returns its size."""
+        unsent = stream.unsent
+        assert unsent is not None
+        piece = unsent[0]
+        size = min(len(piece), PAYLOAD_BYTES_MAX, self.window, stream.send_window)
+        self.window -= size
+        stream.send_window -= size
+        self._frames += (data_header(size, 0, stream.id), piece[:size])
+        if size < len(piece):
+            unsent[0] = piece[size:]
+        else:
+            unsent.popleft()
+        # The next frame of this stream is sent after those of the others.
+        del self._ready[stream.id]
+        if not unsent:
+            self._sent(stream)
+        else:
+            self._ready_if_open(stream)
+        return size
+
+    def _sent(self, stream: Sending) -> None:
+        stream.unsent = None
+        if stream.ending is not None:
+            self._frames.append(stream.ending)
+            stream.ending = None
+            stream.on_local_end()
+        stream.on_sent()

@@ -1,0 +1,356 @@
+"""The gRPC server: connections of a listening socket, with time-outs and a graceful end.
+
+All connections are looked at once a second, and deadlines are kept in slots of 20 ms: there is no
+timer for a connection or a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from shalekv_wire.frames import ErrorCode
+from shalekv_wire.sending import Sender
+from shalekv_wire.server_connection import (
+    Find,
+    ServerCall,
+    ServerConnection,
+    StreamCall,
+    Streaming,
+    Unary,
+)
+from shalekv_wire.status import CallFailed, StatusCode
+from shalekv_wire.stream import Limits, ReceivedBytes
+
+__all__ = [
+    "ServerCall",
+    "ServerOptions",
+    "StreamCall",
+    "Streaming",
+    "Unary",
+    "WireServer",
+]
+
+CHECK_INTERVAL_S = 1.0  # between two looks at all connections
+DEADLINE_SLOT_S = 0.02  # deadlines are noticed so late at most
+# A connection that was asked to go, and whose client has not answered by then, takes no streams.
+DRAIN_ANSWER_S = 1.0
+# A connection that is closed has this time to write what it has; then it is aborted.
+CLOSE_TIMEOUT_S = 5.0
+WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wait
+AGE_SPREAD = 0.1  # the age of a connection differs by this part, so that not all end at once
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ServerOptions:
+    """Limits and time-outs of a server."""
+
+    limits: Limits = field(default_factory=Limits)
+    connections_max: int = 10_000  # more are closed at once
+    backlog: int = 512  # connections that wait to be accepted
+    handshake_timeout_s: float = 10.0  # a connection without HTTP/2 by then is closed
+    idle_s: float | None = 300.0  # a connection without calls is asked to go after it
+    age_s: float | None = None  # a connection is asked to go at this age
+    age_grace_s: float = 30.0  # calls of a connection that was asked to go may run so long
+
+
+class Expiring(Protocol):
+    """A call with a deadline."""
+
+    deadline_s: float | None
+
+    def expire(self) -> None:
+        """End the call: its deadline has passed."""
+        ...
+
+
+ExpiringT = TypeVar("ExpiringT", bound=Expiring)
+
+
+class Deadlines(Generic[ExpiringT]):
+    """The calls that wait for something, by their deadlines."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Use one timer of `loop`, while there are deadlines."""
+        self._loop = loop
+        self._slots: dict[int, dict[int, ExpiringT]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, call: ExpiringT) -> None:
+        """Expire `call` at its deadline."""
+        assert call.deadline_s is not None
+        slot = int(call.deadline_s / DEADLINE_SLOT_S) + 1
+        self._slots.setdefault(slot, {})[id(call)] = call
+        if self._timer is None:
+            self._timer = self._loop.call_later(DEADLINE_SLOT_S, self._tick)
+
+    def discard(self, call: ExpiringT) -> None:
+        """Undo `add`, if it was called."""
+        assert call.deadline_s is not None
+        number = int(call.deadline_s / DEADLINE_SLOT_S) + 1
+        slot = self._slots.get(number)
+        if slot is not None and slot.pop(id(call), None) is not None and not slot:
+            del self._slots[number]
+
+    def close(self) -> None:
+        """Forget all calls."""
+        self._slots.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        now = int(time.monotonic() / DEADLINE_SLOT_S)
+        self._timer = None
+        for number in [number for number in self._slots if number <= now]:
+            for call in [*self._slots.pop(number).values()]:
+                call.expire()
+        if self._slots and self._timer is None:
+            self._timer = self._loop.call_later(DEADLINE_SLOT_S, self._tick)
+
+
+class WireServer:
+    """Serves methods on any number of listening sockets. Used on one event loop."""
+
+    def __init__(self, find: Find, options: ServerOptions | None = None) -> None:
+        """`find` returns the method of a path, such as `/SERVICE/METHOD`; None: there is none.
+
+        Needs a running event loop.
+        """
+        self.options = options or ServerOptions()
+        self.connections: set[_ServerTransport] = set()
+        self.received = ReceivedBytes()
+        self.find = find
+        self._loop = asyncio.get_running_loop()
+        self._deadlines: Deadlines[ServerCall] = Deadlines(self._loop)
+        self._listeners: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._check: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()  # a connection has ended
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Accept connections of a bound socket (TCP or unix) from now on, until `stop`."""
+        create = self._loop.create_server
+        if sock.family == socket.AF_UNIX:
+            create = self._loop.create_unix_server  # type: ignore[assignment]
+        backlog = self.options.backlog
+        listener = await create(lambda: _ServerTransport(self), sock=sock, backlog=backlog)
+        self._listeners.append(listener)
+        if self._check is None:
+            self._check = self._loop.call_later(CHECK_INTERVAL_S, self._check_all)
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop accepting, wait for the calls in progress for at most `grace_s`, and close.
+
+        Clients are told to send later calls elsewhere; those on their way are answered. Calls that
+        are in progress at the end are cancelled, and their clients see a lost connection.
+        """
+        for listener in self._listeners:
+            listener.close()
+        for connection in [*self.connections]:
+            connection.drain()
+        ends_s = time.monotonic() + grace_s
+        while self.connections and (left_s := ends_s - time.monotonic()) > 0:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                break
+        for connection in [*self.connections]:
+            connection.close()
+        await asyncio.sleep(0)  # transports are closed in the next turn
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._deadlines.close()
+        if self._check is not None:
+            self._check.cancel()
+
+    # --- for connections and calls
+
+    def run(self, call: StreamCall, work: Coroutine[Any, Any, None]) -> None:
+        """Run the handler of a call in a task; cancel it when the call is cancelled."""
+        task = self._loop.create_task(self._run(call, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        call.on_cancel = task.cancel  # type: ignore[assignment] # its result is of no use
+
+    async def _run(self, call: StreamCall, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except CallFailed:
+            pass  # the call is over
+        except Exception:  # noqa: BLE001 - a bug in one call must not end others
+            _log.exception("unexpected error in the handler of %s", call.path)
+            call.end(StatusCode.INTERNAL, "unexpected error in the server")
+        else:
+            call.end()
+
+    def watch_deadline(self, call: ServerCall) -> None:
+        """Call `call.expire` at its deadline."""
+        self._deadlines.add(call)
+
+    def forget_deadline(self, call: ServerCall) -> None:
+        """Undo `watch_deadline`."""
+        self._deadlines.discard(call)
+
+    def note_end(self, connection: _ServerTransport) -> None:
+        """Note that a connection has ended."""
+        self.connections.discard(connection)
+        self._changed.set()
+
+    def _check_all(self) -> None:
+        now_s = time.monotonic()
+        for connection in [*self.connections]:
+            connection.check(now_s)
+        self._check = self._loop.call_later(CHECK_INTERVAL_S, self._check_all)
+
+
+class _ServerTransport(asyncio.Protocol):
+    """One connection: its transport, its state machine, and its age."""
+
+    __slots__ = (
+        "_active_s",
+        "_began_s",
+        "_closing_s",
+        "_connection",
+        "_drained_s",
+        "_is_active",
+        "_lives_s",
+        "_sender",
+        "_server",
+        "_transport",
+    )
+
+    _connection: ServerConnection
+    _transport: asyncio.Transport
+
+    def __init__(self, server: WireServer) -> None:
+        self._server = server
+        self._sender = Sender(self._wake)
+        self._began_s = self._active_s = time.monotonic()
+        self._is_active = False  # something was received since the last check
+        self._drained_s: float | None = None  # since when the client is asked to go
+        self._closing_s: float | None = None  # since when the transport is closed
+        age_s = server.options.age_s
+        self._lives_s = float("inf")
+        if age_s is not None:
+            spread = random.uniform(1.0 - AGE_SPREAD, 1.0 + AGE_SPREAD)  # noqa: S311 - no secret
+            self._lives_s = age_s * spread
+
+    # --- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment] # uvloop has classes of its own
+        server = self._server
+        if len(server.connections) >= server.options.connections_max:
+            self._transport.abort()
+            return
+        server.connections.add(self)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
+        self._connection = ServerConnection(
+            self._sender,
+            server.find,
+            server,
+            peer=peer_name(transport),
+            limits=server.options.limits,
+            received=server.received,
+            now_s=time.monotonic,
+        )
+
+    def data_received(self, data: bytes) -> None:
+        self._is_active = True
+        self._sender.is_held = True
+        self._connection.receive(data)
+        self._flush()
+
+    def pause_writing(self) -> None:
+        self._sender.is_paused = True
+
+    def resume_writing(self) -> None:
+        self._sender.resume()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        if self not in self._server.connections:
+            return
+        self._connection.is_over = True
+        self._connection.close_streams(ErrorCode.CANCEL, "the connection has ended")
+        self._sender.drop()
+        self._closing_s = self._began_s
+        self._server.note_end(self)
+
+    # --- for the server
+
+    def check(self, now_s: float) -> None:
+        """Look after the connection, once a second."""
+        options, connection = self._server.options, self._connection
+        if self._closing_s is not None:
+            if now_s - self._closing_s > CLOSE_TIMEOUT_S:
+                self._transport.abort()
+            return
+        if self._is_active or connection.streams:
+            self._is_active = False
+            self._active_s = now_s
+        if not connection.is_established:
+            if now_s - self._began_s > options.handshake_timeout_s:
+                self._transport.abort()
+        elif self._drained_s is not None:
+            self._check_drain(now_s - self._drained_s)
+        elif now_s - self._began_s > self._lives_s or (
+            options.idle_s is not None and now_s - self._active_s > options.idle_s
+        ):
+            self.drain()
+
+    def drain(self) -> None:
+        """Ask the client to go; the connection closes when its calls have ended."""
+        if not self._connection.is_established:
+            self.close()
+        elif self._drained_s is None:
+            self._drained_s = time.monotonic()
+            self._connection.begin_drain()
+
+    def close(self) -> None:
+        """Cancel all calls, and close the connection."""
+        if self._closing_s is None:
+            self._connection.is_over = True
+            self._connection.close_streams(ErrorCode.CANCEL, "the server ends")
+            self._flush()
+
+    def _check_drain(self, asked_s: float) -> None:
+        if asked_s > DRAIN_ANSWER_S:
+            self._connection.finish_drain()
+        if asked_s > self._server.options.age_grace_s:
+            self.close()
+
+    def _wake(self) -> None:
+        self._server._loop.call_soon(self._flush)  # noqa: SLF001 - of the same module
+
+    def _flush(self) -> None:
+        data = self._sender.take()
+        if self._closing_s is not None:
+            return
+        if data:
+            self._transport.write(data)
+        if self._connection.is_finished:
+            self._closing_s = time.monotonic()
+            self._transport.close()
+
+
+def peer_name(transport: asyncio.BaseTransport) -> str:
+    """Return the address of the peer for logs, as gRPC writes it."""
+    peer: Any = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple):
+        return "unix:"
+    host, port = peer[0], peer[1]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
