@@ -67,7 +67,7 @@ from shalekv_client.errors import (
 )
 from shalekv_client.ingest import Ingested
 from shalekv_client.operations import Get, TxnOperation
-from shalekv_client.policies import Consistency, Durability, ReadLevel, ReadPolicy, Role
+from shalekv_client.policies import Consistency, Durability, ReadLevel, ReadPolicy, Role, Wire
 from shalekv_client.results import Commit, Entry, TxnResult, Value, View
 from shalekv_client.retry import IdempotencyKeys, RetryPolicy
 from shalekv_client.routing.tokens import InvalidToken, SessionToken
@@ -217,6 +217,7 @@ __all__ = [
     "WatchProgress",
     "WatchStatus",
     "WatchTooSlow",
+    "Wire",
     "WriterStatus",
     "WrongDatabase",
 ]

@@ -17,7 +17,15 @@ from shalekv_client.changes import Change, Compare, Condition
 from shalekv_client.closing import AsyncCloseable
 from shalekv_client.error_table import too_large
 from shalekv_client.ingest import IngestCalls
-from shalekv_client.operations import At, Operation, TxnOperation, attempt, read_header
+from shalekv_client.operations import (
+    ADMIN,
+    At,
+    Method,
+    Operation,
+    TxnOperation,
+    attempt,
+    read_header,
+)
 from shalekv_client.policies import (
     Consistency,
     Destination,
@@ -25,6 +33,7 @@ from shalekv_client.policies import (
     ReadLevel,
     ReadPolicy,
     Routing,
+    Wire,
 )
 from shalekv_client.results import Commit, TxnResult, Value
 from shalekv_client.retry import (
@@ -36,12 +45,13 @@ from shalekv_client.retry import (
     IdempotencyKeys,
     RetryPolicy,
 )
-from shalekv_client.routing.fleet import Fleet
+from shalekv_client.routing.fleet import STATUS, Fleet
 from shalekv_client.routing.servers import (
     MESSAGE_BYTES_MAX,
     ConnectionOptions,
     Server,
     checked_addresses,
+    chosen_wire,
 )
 from shalekv_client.routing.tokens import SessionToken
 from shalekv_client.scan import Scan, ScanOrder
@@ -51,6 +61,8 @@ from shalekv_client.status import Stats, Status, stats_of, status_of
 from shalekv_client.stream import UNANSWERED_BYTES_MAX
 from shalekv_client.watch import Watch
 from shalekv_client.watch_stream import ClientWatches
+
+_STATS = Method(f"/{ADMIN}/Stats", admin_pb2.StatsRequest, admin_pb2.StatsReply)
 
 ResultT = TypeVar("ResultT")
 
@@ -288,6 +300,7 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
         max_staleness_ms: int = 0,
         hedge_ms: int | None = None,
         replica_wait_ms: int = 1_000,
+        wire: Wire | str | None = None,
     ) -> None:
         """Create a client, which connects at its first call. Needs a running event loop.
 
@@ -302,6 +315,9 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
         first answer counts. When a reader has not answered within `replica_wait_ms`, the next
         server is asked, so that a lagging reader does not use up the time of the call.
 
+        See `Wire` for `wire`; the default is that of the environment variable SHALEKV_CLIENT_WIRE,
+        or `Wire.NATIVE`.
+
         Raises ValueError for a malformed address, option or token.
         """
         self.addresses = checked_addresses(address)
@@ -314,7 +330,7 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
         self._keys = IdempotencyKeys()
         self.fleet = Fleet(
             self.addresses,
-            how=ConnectionOptions(message_bytes_max=message_bytes_max, coalesce=coalesce),
+            how=ConnectionOptions(message_bytes_max, coalesce=coalesce, wire=chosen_wire(wire)),
             routing=Routing(ReadPolicy(reads), hedge_ms, replica_wait_ms),
             retry=self._retry,
         )
@@ -466,7 +482,7 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
 
         async def ask(server: Server, left_ms: float) -> admin_pb2.StatusReply:
             request = admin_pb2.StatusRequest()
-            return await attempt(server.address, server.admin.Status, request, left_ms)
+            return await attempt(server.channel, STATUS, request, left_ms)
 
         return status_of(await self.fleet.run(ask, self._first(), self._time_ms(timeout_ms)))
 
@@ -478,7 +494,7 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
 
         async def ask(server: Server, left_ms: float) -> admin_pb2.StatsReply:
             request = admin_pb2.StatsRequest()
-            return await attempt(server.address, server.admin.Stats, request, left_ms)
+            return await attempt(server.channel, _STATS, request, left_ms)
 
         return stats_of(await self.fleet.run(ask, self._first(), self._time_ms(timeout_ms)))
 

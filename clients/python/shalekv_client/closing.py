@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from typing import Self
 
@@ -35,17 +34,6 @@ class Closeable(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def is_task_cancelled() -> bool:
-    """Return whether the running task is being cancelled.
-
-    Distinguishes that from a call that was cancelled below the task: gRPC raises CancelledError for
-    both. When this client closes the connection, the caller of a call must get an error that says
-    so, and not seem cancelled.
-    """
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def abandoned(address: str, what: str) -> Abandoned:

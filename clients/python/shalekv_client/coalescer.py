@@ -30,7 +30,8 @@ from shalekv_client.errors import (
     Unimplemented,
 )
 from shalekv_client.operations import Note, Operation, note_nothing
-from shalekv_client.stream import OVERHEAD_BYTES, Outbox, Pending, SessionCall, SessionStream
+from shalekv_client.stream import OVERHEAD_BYTES, Outbox, Pending, SessionStream
+from shalekv_wire.calls import ClientStream
 
 BUCKET_MS = 5.0  # an operation gets at most this much more time than its timeout
 STREAM_AGE_S = 10.0  # far less than the 30 s that a server leaves to calls on an old connection
@@ -144,7 +145,7 @@ class Coalescer:
 
     def __init__(
         self,
-        open_call: Callable[[], SessionCall],
+        open_call: Callable[[], ClientStream],
         *,
         address: str,
         outbox: Outbox,

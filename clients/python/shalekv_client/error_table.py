@@ -1,25 +1,22 @@
 """Maps failed calls, and failed operations of sessions, to the errors of `shalekv_client.errors`.
 
 This is the published table of errors, seen from the client. The reason in the
-`google.rpc.ErrorInfo` of the domain "shalekv" decides. A status without it was made by gRPC or by a
+`google.rpc.ErrorInfo` of the domain "shalekv" decides. A status without it was made by gRPC or a
 proxy, and then nothing proves that a mutation was not applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
 
-import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
 from shalekv.v1 import kv_pb2
 from shalekv_client import errors
 from shalekv_client.errors import ErrorDetails, ShaleKVError
-from shalekv_wire.status import StatusCode
+from shalekv_wire.status import CallFailed, StatusCode
 
 DOMAIN = "shalekv"
 
@@ -96,37 +93,27 @@ _BY_BARE_CODE: Mapping[str, type[ShaleKVError]] = MappingProxyType(
     }
 )
 
-# The messages of gRPC when it has no connection for a call. They choose the class and the message
-# only: if gRPC changes them, the error is `ConnectionLost`, and its outcome as unknown as before.
-_NO_CONNECTION = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 
-ValueT = TypeVar("ValueT")
+def error_of(address: str, call: CallFailed, *, timeout_ms: float | None = None) -> ShaleKVError:
+    """Return the error for a failed call to the server at `address`.
 
-
-class _FailedCall(Protocol):
-    """The part of `grpc.aio.AioRpcError` that this module reads."""
-
-    def code(self) -> grpc.StatusCode: ...
-    def details(self) -> str | None: ...
-
-
-def error_of(address: str, call: _FailedCall, *, timeout_ms: float | None = None) -> ShaleKVError:
-    """Return the error for a call to the server at `address` that gRPC reports as failed.
-
-    `timeout_ms` is the timeout of the call, for the message of gRPC's own DEADLINE_EXCEEDED.
+    `timeout_ms` is the timeout of the call, for the message of a DEADLINE_EXCEEDED without details.
     """
-    code = call.code().name
-    message = call.details() or code
+    code = call.code.name
+    message = call.message or code
     status = _rich_status(call)
     info = _error_info(status)
-    if info is None:
-        if code == "DEADLINE_EXCEEDED" and timeout_ms is not None:
-            message = f"no answer within {timeout_ms:.0f} ms"
-        return _error_without_reason(address, code, message)
-    advice_ms = _retry_after_ms(status)
-    return _error_with_reason(
-        ErrorDetails(address, code, message, info.reason, dict(info.metadata), advice_ms)
-    )
+    if info is not None:
+        advice_ms = _retry_after_ms(status)
+        return _error_with_reason(
+            ErrorDetails(address, code, message, info.reason, dict(info.metadata), advice_ms)
+        )
+    if call.is_unsent and call.code is StatusCode.UNAVAILABLE:
+        message = f"no connection to the server: {message}"
+        return errors.Unreachable(ErrorDetails(address, code, message))
+    if call.code is StatusCode.DEADLINE_EXCEEDED and timeout_ms is not None:
+        message = f"no answer within {timeout_ms:.0f} ms"
+    return _error_without_reason(address, code, message)
 
 
 def error_of_operation(address: str, failure: kv_pb2.OperationError) -> ShaleKVError:
@@ -168,21 +155,17 @@ def _error_with_reason(found: ErrorDetails) -> ShaleKVError:
 
 
 def _error_without_reason(address: str, code: str, message: str) -> ShaleKVError:
-    if code == "UNAVAILABLE" and message.startswith(_NO_CONNECTION):
-        cause = message.rpartition(": ")[2].rstrip("]")
-        return errors.Unreachable(
-            ErrorDetails(address, code, f"no connection to the server: {cause}")
-        )
     kind = _BY_BARE_CODE.get(code, errors.ServerFailed)
     return kind(ErrorDetails(address, code, message))
 
 
-def _rich_status(call: _FailedCall) -> status_pb2.Status | None:
+def _rich_status(call: CallFailed) -> status_pb2.Status | None:
+    """Return the status with details; None if there is none, or it is not that of the call."""
     try:
-        # An AioRpcError has the methods of a Call that are used, though not its type.
-        return cast("status_pb2.Status | None", rpc_status.from_call(cast("grpc.Call", call)))
-    except ValueError:  # the details contradict the status of the call: do not trust them
+        status = status_pb2.Status.FromString(call.details)
+    except DecodeError:
         return None
+    return status if status.code == call.code else None
 
 
 def _error_info(status: status_pb2.Status | None) -> error_details_pb2.ErrorInfo | None:
@@ -208,49 +191,3 @@ def not_reached(address: str, seq: int, min_seq: int) -> errors.SeqNotReached:
         address, "DEADLINE_EXCEEDED", message, "SEQ_NOT_REACHED", {"seq": str(seq)}
     )
     return errors.SeqNotReached(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The status of a stream that has ended, with the methods of a failed call.
-
-    When a stream ends while a message is written to it, grpc.aio reports the failed write as the
-    status of the stream: INTERNAL, with a text of its own, instead of the status that the server
-    has sent. Only a callback that runs when that status arrives sees it.
-    """
-
-    status_code: grpc.StatusCode
-    text: str | None
-    metadata: Any
-
-    def code(self) -> grpc.StatusCode:
-        """The status code."""
-        return self.status_code
-
-    def details(self) -> str | None:
-        """The message."""
-        return self.text
-
-    def trailing_metadata(self) -> Any:
-        """The metadata with the details of the status."""
-        return self.metadata
-
-    @property
-    def is_made_up(self) -> bool:
-        """Return whether gRPC may have made the status itself when the stream ended."""
-        return self.status_code is grpc.StatusCode.INTERNAL and not self.metadata
-
-
-def ending_of(call: grpc.aio.Call) -> Ending:
-    """Return the status of a call that is done."""
-    return Ending(_now(call.code()), _now(call.details()), _now(call.trailing_metadata()))
-
-
-def _now(coroutine: Coroutine[Any, Any, ValueT]) -> ValueT:
-    """Return the result of a coroutine that does not wait, such as those of a call that is done."""
-    try:
-        coroutine.send(None)
-    except StopIteration as result:
-        return result.value  # type: ignore[no-any-return] # StopIteration is not generic
-    coroutine.close()
-    raise RuntimeError("the call is not done")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from shalekv.v1 import admin_pb2, manifest_pb2
 from shalekv_client.error_table import too_large
-from shalekv_client.operations import Method
+from shalekv_client.operations import ADMIN, Method
 from shalekv_client.policies import Destination
 from shalekv_client.routing.fleet import Fleet
-from shalekv_client.routing.servers import Server
 
+_INGEST = Method(f"/{ADMIN}/IngestSst", admin_pb2.IngestSstRequest, admin_pb2.IngestSstReply)
 PER_FILE_MS = 20  # added to the timeout: the writer checks each file before it commits
 
 
@@ -61,7 +61,7 @@ class IngestCalls:
         elif timeout_ms <= 0:
             raise ValueError(f"timeout_ms must be positive, not {timeout_ms}")
         reply = await self.fleet.unary(
-            _ingest,
+            _INGEST,
             request,
             destination=Destination.WRITER,
             is_repeatable=True,
@@ -70,7 +70,3 @@ class IngestCalls:
         header = reply.header
         wal_id = header.wal_id if header.HasField("wal_id") else None
         return Ingested(header.seq, wal_id, reply.already_applied)
-
-
-def _ingest(server: Server) -> Method[admin_pb2.IngestSstRequest, admin_pb2.IngestSstReply]:
-    return server.admin.IngestSst

@@ -6,17 +6,15 @@ message of the session that the client itself keeps, or in an explicit session.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
-from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from shalekv.v1 import kv_pb2
 from shalekv_client.changes import Change, Compare, Condition, comparison, precondition, to_message
-from shalekv_client.closing import abandoned, is_task_cancelled
 from shalekv_client.error_table import error_of, not_an_answer
 from shalekv_client.policies import Destination, Durability, ReadLevel
 from shalekv_client.results import (
@@ -27,10 +25,12 @@ from shalekv_client.results import (
     txn_result_of,
     value_of,
 )
+from shalekv_wire.calls import Channel
+from shalekv_wire.status import CallFailed
 
 ResultT = TypeVar("ResultT")
-RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
-ReplyT_co = TypeVar("ReplyT_co", covariant=True)
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,48 +282,61 @@ def note_nothing(_operation: Operation[Any], _reply: Any) -> None:
     """Ignore the reply: the `Note` of a caller that needs only results."""
 
 
-class Method(Protocol[RequestT_contra, ReplyT_co]):
-    """A method of a gRPC stub with one request and one reply."""
+@dataclass(frozen=True, slots=True)
+class Method(Generic[RequestT, ReplyT]):
+    """A method with one request and one reply."""
 
-    def __call__(
-        self, request: RequestT_contra, /, *, timeout: float | None = None
-    ) -> Awaitable[ReplyT_co]: ...
+    path: str  # of its calls
+    request: type[RequestT]
+    reply: type[ReplyT]
+
+
+KV, ADMIN = "shalekv.v1.KV", "shalekv.v1.Admin"
+GET = Method(f"/{KV}/Get", kv_pb2.GetRequest, kv_pb2.GetReply)
+_OF_OPERATIONS: Mapping[str, Method[Any, Any]] = MappingProxyType(
+    {
+        "get": GET,
+        "batch_get": Method(f"/{KV}/BatchGet", kv_pb2.BatchGetRequest, kv_pb2.BatchGetReply),
+        "put": Method(f"/{KV}/Put", kv_pb2.PutRequest, kv_pb2.PutReply),
+        "delete": Method(f"/{KV}/Delete", kv_pb2.DeleteRequest, kv_pb2.DeleteReply),
+        "delete_range": Method(
+            f"/{KV}/DeleteRange", kv_pb2.DeleteRangeRequest, kv_pb2.DeleteRangeReply
+        ),
+        "write": Method(f"/{KV}/Write", kv_pb2.WriteRequest, kv_pb2.WriteReply),
+        "txn": Method(f"/{KV}/Txn", kv_pb2.TxnRequest, kv_pb2.TxnReply),
+    }
+)
 
 
 class UnaryCalls:
-    """Sends each operation in a unary gRPC call."""
+    """Sends each operation in a unary call."""
 
-    def __init__(
-        self, stub: kv_pb2_grpc.KVStub, *, address: str, note: Note = note_nothing
-    ) -> None:
-        """Send calls by `stub`, which belongs to the server at `address`."""
-        self._stub = stub
-        self._address = address
+    def __init__(self, channel: Channel, *, note: Note = note_nothing) -> None:
+        """Send calls to the server of `channel`."""
+        self._channel = channel
         self._note = note
 
     async def call(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:
         """Send `operation` and return its result; raises the errors of `shalekv_client.errors`."""
-        method = getattr(self._stub, operation.method)
-        reply = await attempt(self._address, method, operation.request, timeout_ms)
+        method = _OF_OPERATIONS[operation.name]
+        reply = await attempt(self._channel, method, operation.request, timeout_ms)
         self._note(operation, reply)
         try:
             return operation.decode(reply)
         except ValueError:
-            raise not_an_answer(self._address, operation.method) from None
+            raise not_an_answer(self._channel.address, operation.method) from None
 
 
 async def attempt(
-    address: str,
-    method: Method[RequestT_contra, ReplyT_co],
-    request: RequestT_contra,
-    timeout_ms: float,
-) -> ReplyT_co:
+    channel: Channel, method: Method[RequestT, ReplyT], request: RequestT, timeout_ms: float
+) -> ReplyT:
     """Make one call and return the reply; raises the errors of `shalekv_client.errors`."""
+    data = request.SerializeToString()
     try:
-        return await method(request, timeout=timeout_ms / 1000.0)
-    except grpc.aio.AioRpcError as error:
-        raise error_of(address, error, timeout_ms=timeout_ms) from error
-    except asyncio.CancelledError:
-        if is_task_cancelled():
-            raise
-        raise abandoned(address, "the client") from None
+        reply = await channel.unary(method.path, data, timeout_s=timeout_ms / 1000.0)
+    except CallFailed as error:
+        raise error_of(channel.address, error, timeout_ms=timeout_ms) from error
+    try:
+        return method.reply.FromString(reply)
+    except DecodeError:
+        raise not_an_answer(channel.address, method.path) from None

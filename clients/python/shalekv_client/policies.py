@@ -25,6 +25,13 @@ class Consistency(enum.StrEnum):
     NONE = "none"  # each read may see any state
 
 
+class Wire(enum.StrEnum):
+    """The implementation of gRPC by which a client talks to servers."""
+
+    NATIVE = "native"  # `shalekv_wire`, which is part of this package
+    GRPCIO = "grpcio"  # Google's, the fallback: it needs many times the CPU
+
+
 class Destination(enum.Enum):
     """The servers that can answer a call."""
 

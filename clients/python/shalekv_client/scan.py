@@ -16,26 +16,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
-from typing import Self, TypeAlias, cast
+from typing import Self
 
-import grpc
+from google.protobuf.message import DecodeError
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.closing import AsyncCloseable, abandoned, is_task_cancelled
-from shalekv_client.error_table import error_of, silence
+from shalekv_client.closing import AsyncCloseable, abandoned
+from shalekv_client.error_table import error_of, not_an_answer, silence
 from shalekv_client.errors import ErrorDetails, PageExpired, ShaleKVError
-from shalekv_client.operations import destination_of
+from shalekv_client.operations import KV, destination_of
 from shalekv_client.policies import Destination, ReadLevel
 from shalekv_client.results import Entry, View, entries_of, view_of
 from shalekv_client.retry import CallTarget, NextAttempt, next_attempt
 from shalekv_client.routing.endpoints import Endpoint
 from shalekv_client.routing.fleet import Fleet
 from shalekv_client.routing.servers import Server
+from shalekv_wire.calls import ClientStream
+from shalekv_wire.status import CallFailed
 
+SCAN = f"/{KV}/Scan"
 _MARK = b"\0shalekv@\0"
 ADDRESS_BYTES_MAX = 255
-
-ScanCall: TypeAlias = "grpc.aio.UnaryStreamCall[kv_pb2.ScanRequest, kv_pb2.ScanReply]"
 
 
 def with_address(address: str, token: bytes) -> bytes:
@@ -140,7 +141,7 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
         self._address, token = without_address(page_token)  # of the server that has the view
         self._position = ScanPosition(order.request, token)
         self._server: Server | None = None
-        self._call: ScanCall | None = None
+        self._call: ClientStream | None = None
         self._entries: Iterator[Entry] = iter(())
         self._ended = False
 
@@ -193,16 +194,15 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
         """Take the next message; if the call has broken off, from another call when possible."""
         try:
             if self._call is None or self._server is None:
-                message = await self._begin_call()
+                reply = await self._begin_call()
             else:
-                message = await self._continue(self._server, self._call)
+                reply = await self._continue(self._server, self._call)
         except BaseException:
             self._ended = True
             raise
-        if message is grpc.aio.EOF:
+        if reply is None:
             self._ended = True
             return
-        reply = cast("kv_pb2.ScanReply", message)
         if self.view is None:
             self.view = view_of(reply.header)
         self._entries = iter(entries_of(self._position.take(reply)))
@@ -221,14 +221,16 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
             return with_address(self._server.address, token)
         return token
 
-    async def _continue(self, server: Server, call: ScanCall) -> object:
+    async def _continue(self, server: Server, call: ClientStream) -> kv_pb2.ScanReply | None:
         position = self._position
         can_resume = position.can_resume
         silence_ms = self._order.silence_ms
         try:
-            return await _message(server, call, silence_ms // 2 if can_resume else silence_ms)
+            return await _reply(server, call, silence_ms // 2 if can_resume else silence_ms)
         except ShaleKVError as raised:
             call.cancel()
+            if self._ended:  # by `aclose`
+                raise abandoned(server.address, "the scan") from raised
             error = self._fleet.explained(server, raised)
             target = Destination.BY_POLICY
             self._fleet.failed(server, error, target)
@@ -241,24 +243,24 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
                 raise error from raised
         return await self._begin_call()
 
-    async def _begin_call(self) -> object:
+    async def _begin_call(self) -> kv_pb2.ScanReply | None:
         """Begin a new call behind all received messages; return its first message."""
         order = self._order
         request = self._position.next_request()
 
-        async def send(server: Server, left_ms: float) -> object:
+        async def send(server: Server, left_ms: float) -> kv_pb2.ScanReply | None:
             if order.min_seq and not server.is_writer:
                 request.header.min_seq = order.min_seq
-            call = server.kv.Scan(request)
+            call = server.channel.stream(SCAN)
             try:
-                message = await _message(server, call, left_ms)
-                if isinstance(message, kv_pb2.ScanReply):
-                    server.note_read(message.header, order.read_level, order.min_seq)
+                reply = await _reply(server, call, left_ms, request)
+                if reply is not None:
+                    server.note_read(reply.header, order.read_level, order.min_seq)
             except BaseException:
                 call.cancel()
                 raise
             self._server, self._call = server, call
-            return message
+            return reply
 
         target = CallTarget(
             destination_of(order.read_level),
@@ -285,15 +287,24 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
         return found
 
 
-async def _message(server: Server, call: ScanCall, within_ms: float) -> object:
+async def _reply(
+    server: Server, call: ClientStream, within_ms: float, request: kv_pb2.ScanRequest | None = None
+) -> kv_pb2.ScanReply | None:
+    """Return the next message of `call`, after sending `request` if one is given.
+
+    None: the call is over. Raises the errors of `shalekv_client.errors`.
+    """
     try:
         async with asyncio.timeout(within_ms / 1000.0):
-            return await call.read()
+            if request is not None:
+                await call.write(request.SerializeToString())
+                await call.done_writing()
+            data = await call.read()
     except TimeoutError:
         raise silence(server.address, round(within_ms)) from None
-    except grpc.aio.AioRpcError as error:
+    except CallFailed as error:
         raise error_of(server.address, error) from error
-    except asyncio.CancelledError:
-        if is_task_cancelled():
-            raise
-        raise abandoned(server.address, "the client or the scan") from None
+    try:
+        return None if data is None else kv_pb2.ScanReply.FromString(data)
+    except DecodeError:
+        raise not_an_answer(server.address, "Scan") from None

@@ -29,9 +29,9 @@ from shalekv_client.stream import (
     OVERHEAD_BYTES,
     REFUSALS,
     Outbox,
-    SessionCall,
     SessionStream,
 )
+from shalekv_wire.calls import ClientStream
 
 ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
@@ -49,7 +49,7 @@ class SessionServer(Protocol):
     @property
     def note(self) -> Note: ...
 
-    def open_session(self) -> SessionCall: ...
+    def open_session(self) -> ClientStream: ...
 
 
 def _queued(

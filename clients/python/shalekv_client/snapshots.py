@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from google.protobuf.message import Message
+
 from shalekv.v1 import admin_pb2
-from shalekv_client.operations import Method
+from shalekv_client.operations import ADMIN, Method
 from shalekv_client.policies import Destination
 from shalekv_client.routing.fleet import Fleet
-from shalekv_client.routing.servers import Server
 
-RequestT = TypeVar("RequestT")
-ReplyT = TypeVar("ReplyT")
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
 
 ID_BYTES = 16
+_CREATE = Method(
+    f"/{ADMIN}/CreateSnapshot", admin_pb2.CreateSnapshotRequest, admin_pb2.CreateSnapshotReply
+)
+_RENEW = Method(
+    f"/{ADMIN}/RenewSnapshot", admin_pb2.RenewSnapshotRequest, admin_pb2.RenewSnapshotReply
+)
+_LIST = Method(
+    f"/{ADMIN}/ListSnapshots", admin_pb2.ListSnapshotsRequest, admin_pb2.ListSnapshotsReply
+)
+_DELETE = Method(
+    f"/{ADMIN}/DeleteSnapshot", admin_pb2.DeleteSnapshotRequest, admin_pb2.DeleteSnapshotReply
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,7 @@ class SnapshotCalls:
         """
         request = admin_pb2.CreateSnapshotRequest(name=name, ttl_s=ttl_s, forever=forever)
         # A repeat would create a second snapshot, or find the name in use by the first.
-        reply = await self._ask(_create, request, timeout_ms, is_repeatable=False)
+        reply = await self._ask(_CREATE, request, timeout_ms, is_repeatable=False)
         return snapshot_of(reply.snapshot)
 
     async def renew_snapshot(
@@ -68,13 +80,13 @@ class SnapshotCalls:
         """Let an unexpired snapshot expire `ttl_s` seconds from now, or keep it `forever`."""
         request = admin_pb2.RenewSnapshotRequest(ttl_s=ttl_s, forever=forever)
         _name(request, called)
-        reply = await self._ask(_renew, request, timeout_ms, is_repeatable=True)
+        reply = await self._ask(_RENEW, request, timeout_ms, is_repeatable=True)
         return snapshot_of(reply.snapshot)
 
     async def list_snapshots(self, *, timeout_ms: int | None = None) -> list[Snapshot]:
         """Return the snapshots that have not expired, oldest first."""
         request = admin_pb2.ListSnapshotsRequest()
-        reply = await self._ask(_list, request, timeout_ms, is_repeatable=True)
+        reply = await self._ask(_LIST, request, timeout_ms, is_repeatable=True)
         return [snapshot_of(each) for each in reply.snapshots]
 
     async def delete_snapshot(self, called: bytes | str, *, timeout_ms: int | None = None) -> None:
@@ -82,11 +94,11 @@ class SnapshotCalls:
         request = admin_pb2.DeleteSnapshotRequest()
         _name(request, called)
         # A repeat would report that there is none when the first attempt has deleted it.
-        await self._ask(_delete, request, timeout_ms, is_repeatable=False)
+        await self._ask(_DELETE, request, timeout_ms, is_repeatable=False)
 
     async def _ask(
         self,
-        method: Callable[[Server], Method[RequestT, ReplyT]],
+        method: Method[RequestT, ReplyT],
         request: RequestT,
         timeout_ms: int | None,
         *,
@@ -104,26 +116,6 @@ class SnapshotCalls:
 def snapshot_of(info: admin_pb2.SnapshotInfo) -> Snapshot:
     """Decode the snapshot of a reply."""
     return Snapshot(info.id, info.name, info.manifest_id, info.expire_time_s, info.seq)
-
-
-def _create(
-    server: Server,
-) -> Method[admin_pb2.CreateSnapshotRequest, admin_pb2.CreateSnapshotReply]:
-    return server.admin.CreateSnapshot
-
-
-def _renew(server: Server) -> Method[admin_pb2.RenewSnapshotRequest, admin_pb2.RenewSnapshotReply]:
-    return server.admin.RenewSnapshot
-
-
-def _list(server: Server) -> Method[admin_pb2.ListSnapshotsRequest, admin_pb2.ListSnapshotsReply]:
-    return server.admin.ListSnapshots
-
-
-def _delete(
-    server: Server,
-) -> Method[admin_pb2.DeleteSnapshotRequest, admin_pb2.DeleteSnapshotReply]:
-    return server.admin.DeleteSnapshot
 
 
 def _name(

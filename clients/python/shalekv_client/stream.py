@@ -13,17 +13,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
-import grpc
+from google.protobuf.message import DecodeError
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.closing import abandoned, is_task_cancelled
-from shalekv_client.error_table import (
-    Ending,
-    ending_of,
-    error_of,
-    error_of_operation,
-    not_an_answer,
-)
+from shalekv_client.error_table import error_of, error_of_operation, not_an_answer
 from shalekv_client.errors import (
     ConnectionLost,
     ErrorDetails,
@@ -33,7 +26,9 @@ from shalekv_client.errors import (
     Stopping,
     Unimplemented,
 )
-from shalekv_client.operations import Note, Operation, note_nothing
+from shalekv_client.operations import KV, Note, Operation, note_nothing
+from shalekv_wire.calls import ClientStream
+from shalekv_wire.status import CallFailed
 
 UNANSWERED_BYTES_MAX = 8 * 1024 * 1024  # the server's default for one session
 # Messages are not larger, so that the server can begin with one while the next is on its way.
@@ -47,7 +42,7 @@ TIMEOUT_MS_MAX = 2**32 - 1  # of an operation; 49 days
 # A server that refuses a stream with one of these has answered every operation that it had begun.
 REFUSALS = (Stopping, Overloaded, Unimplemented)
 
-SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[kv_pb2.SessionRequest, kv_pb2.SessionReply]"
+SESSION = f"/{KV}/Session"
 
 
 @dataclass(slots=True, eq=False)
@@ -225,7 +220,7 @@ class SessionStream:
     """
 
     def __init__(
-        self, call: SessionCall, outbox: Outbox, address: str, note: Note = note_nothing
+        self, call: ClientStream, outbox: Outbox, address: str, note: Note = note_nothing
     ) -> None:
         """Use `call`, which has begun; errors name `address`, that of the server."""
         self.has_answered = False  # at least once
@@ -237,8 +232,6 @@ class SessionStream:
         self._note = note
         self._unanswered: dict[int, Pending] = {}
         self._is_retired = False
-        self._ending: Ending | None = None
-        call.add_done_callback(self._note_ending)
 
     @property
     def is_waiting(self) -> bool:
@@ -276,11 +269,11 @@ class SessionStream:
             while not self._is_retired:
                 message = self._outbox.take()
                 if message:
-                    await self._call.write(self._request(message))
+                    await self._call.write(self._request(message).SerializeToString())
                 else:
                     await self._outbox.wait_for_work()
             await self._call.done_writing()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except CallFailed:
             return  # the call is over: `_read` learns why
         if waited := [p.future for p in self._unanswered.values() if not p.future.done()]:
             await asyncio.wait(waited)
@@ -304,29 +297,18 @@ class SessionStream:
 
     async def _read(self) -> ShaleKVError:
         try:
-            while (reply := await self._call.read()) is not grpc.aio.EOF:
-                assert isinstance(reply, kv_pb2.SessionReply)
+            while (data := await self._call.read()) is not None:
+                reply = kv_pb2.SessionReply.FromString(data)
                 self.has_answered = True
                 self.alive_at_s = asyncio.get_running_loop().time()
                 for result in reply.results:
                     self._complete(result)
-        except grpc.aio.AioRpcError as error:
-            return self._failure(error)
-        except asyncio.CancelledError:
-            if is_task_cancelled():
-                raise
-            return abandoned(self._address, "the client")
+        except CallFailed as error:
+            return error_of(self._address, error)
+        except DecodeError:
+            return not_an_answer(self._address, "Session")
         message = "the server has ended the session"
         return ConnectionLost(ErrorDetails(self._address, "UNAVAILABLE", message))
-
-    def _note_ending(self, call: SessionCall) -> None:
-        self._ending = ending_of(call)
-
-    def _failure(self, error: grpc.aio.AioRpcError) -> ShaleKVError:
-        if self._ending is None:
-            return error_of(self._address, error)
-        reason = error_of(self._address, self._ending)
-        return ConnectionLost(reason.details) if self._ending.is_made_up else reason
 
     def _complete(self, result: kv_pb2.SessionResult) -> None:
         pending = self._unanswered.pop(result.id, None)

@@ -20,7 +20,7 @@ from shalekv_client.client import TIMEOUT_MS, Client
 from shalekv_client.closing import Closeable, client_closed
 from shalekv_client.errors import ClientClosed, ShaleKVError
 from shalekv_client.operations import At, Operation
-from shalekv_client.policies import Consistency, ReadLevel, ReadPolicy
+from shalekv_client.policies import Consistency, ReadLevel, ReadPolicy, Wire
 from shalekv_client.results import Entry, View
 from shalekv_client.retry import RetryPolicy
 from shalekv_client.routing.servers import MESSAGE_BYTES_MAX, checked_addresses
@@ -355,6 +355,7 @@ class SyncClient(Closeable):
         max_staleness_ms: int = 0,
         hedge_ms: int | None = None,
         replica_wait_ms: int = 1_000,
+        wire: Wire | str | None = None,
     ) -> None:
         """Create a client as `shalekv_client.Client`; starts a thread."""
         self.addresses = checked_addresses(address)
@@ -374,6 +375,7 @@ class SyncClient(Closeable):
                 max_staleness_ms=max_staleness_ms,
                 hedge_ms=hedge_ms,
                 replica_wait_ms=replica_wait_ms,
+                wire=wire,
             )
 
         try:

@@ -15,11 +15,11 @@ from contextlib import suppress
 from itertools import count
 from typing import TypeAlias
 
-import grpc
+from google.protobuf.message import DecodeError
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.closing import AsyncCloseable, abandoned, is_task_cancelled
-from shalekv_client.error_table import Ending, ending_of, error_of, error_of_operation, silence
+from shalekv_client.closing import AsyncCloseable, abandoned
+from shalekv_client.error_table import error_of, error_of_operation, not_an_answer, silence
 from shalekv_client.errors import (
     Cancelled,
     ConnectionLost,
@@ -31,6 +31,7 @@ from shalekv_client.errors import (
     ShaleKVError,
     Unreachable,
 )
+from shalekv_client.operations import KV
 from shalekv_client.policies import Destination
 from shalekv_client.retry import RetryPolicy, may_repeat
 from shalekv_client.routing.fleet import Fleet
@@ -43,8 +44,10 @@ from shalekv_client.watch import (
     WatchProgress,
     changes_of,
 )
+from shalekv_wire.calls import ClientStream
+from shalekv_wire.status import CallFailed
 
-WatchCall: TypeAlias = "grpc.aio.StreamStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchReply]"
+WATCH = f"/{KV}/Watch"
 # Called with the header of each reply; raises an error when the server is the wrong one.
 OnHeader: TypeAlias = Callable[[kv_pb2.ReplyHeader], None]
 # Called with a watch that the server has closed, and the reason.
@@ -55,7 +58,7 @@ CLOSE_TIMEOUT_S = 1.0  # for the server to close a watch
 _TRANSIENT = (Cancelled, ConnectionLost, DeadlineExceeded, Fenced, Unreachable)
 # Begins a call: returns the address of its server, the call, and what takes the headers of its
 # replies. The argument is the reason why the call before ended, or None.
-OpenCall: TypeAlias = Callable[[ShaleKVError | None], Awaitable[tuple[str, WatchCall, OnHeader]]]
+OpenCall: TypeAlias = Callable[[ShaleKVError | None], Awaitable[tuple[str, ClientStream, OnHeader]]]
 
 
 class _Requests:
@@ -97,13 +100,13 @@ class _Requests:
         self.is_ending = True
         self._changed.set()
 
-    async def write_to(self, call: WatchCall) -> None:
+    async def write_to(self, call: ClientStream) -> None:
         """Write the requests to `call` until it is ended. Raises as writing does."""
         while True:
             if self._queue:
-                await call.write(self._queue.popleft())
+                await call.write(self._queue.popleft().SerializeToString())
             elif self._to_ack:
-                await call.write(self._take_ack(next(iter(self._to_ack))))
+                await call.write(self._take_ack(next(iter(self._to_ack))).SerializeToString())
             elif self.is_ending:
                 self.is_sent = True
                 await call.done_writing()
@@ -126,7 +129,7 @@ class WatchStream:
 
     def __init__(
         self,
-        call: WatchCall,
+        call: ClientStream,
         address: str,
         numbers: Iterator[int],
         *,
@@ -149,8 +152,6 @@ class WatchStream:
         self._parts: dict[int, list[WatchChange]] = {}  # of a commit in several messages
         self._closing: dict[int, asyncio.Future[None]] = {}
         self._requests = _Requests()
-        self._ending: Ending | None = None
-        call.add_done_callback(self._note_ending)
 
     def open(self, watch: Watch) -> None:
         """Open `watch` where it has to continue, unless it is open.
@@ -215,30 +216,25 @@ class WatchStream:
     async def _write(self) -> None:
         try:
             await self._requests.write_to(self._call)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except CallFailed:
             return  # the call is over: `_read` learns why
 
     async def _read(self) -> ShaleKVError | None:
         try:
-            while (reply := await self._call.read()) is not grpc.aio.EOF:
-                assert isinstance(reply, kv_pb2.WatchReply)
+            while (data := await self._call.read()) is not None:
+                reply = kv_pb2.WatchReply.FromString(data)
                 self.has_answered = True
                 self._on_header(reply.header)
                 self._on_reply(reply)
-        except grpc.aio.AioRpcError as error:
-            return self._failure(error)
+        except CallFailed as error:
+            return error_of(self._address, error)
+        except DecodeError:
+            return not_an_answer(self._address, "Watch")
         except ShaleKVError as error:  # the server has another database
             return error
-        except asyncio.CancelledError:
-            if is_task_cancelled():
-                raise
-            # Closing the client would cancel the task: here only the connection was closed.
-            return self._lost("the connection was closed")
         if self._requests.is_ending:
             return None
-        return self._lost("the server has ended the stream of watches")
-
-    def _lost(self, message: str) -> ConnectionLost:
+        message = "the server has ended the stream of watches"
         return ConnectionLost(ErrorDetails(self._address, "UNAVAILABLE", message))
 
     def _on_reply(self, reply: kv_pb2.WatchReply) -> None:
@@ -271,15 +267,6 @@ class WatchStream:
         if not watch.deliver(event):
             watch.is_parked = True
             self.close(watch)
-
-    def _note_ending(self, call: WatchCall) -> None:
-        self._ending = ending_of(call)
-
-    def _failure(self, error: grpc.aio.AioRpcError) -> ShaleKVError:
-        if self._ending is None:
-            return error_of(self._address, error)
-        reason = error_of(self._address, self._ending)
-        return ConnectionLost(reason.details) if self._ending.is_made_up else reason
 
 
 class WatchMultiplexer:
@@ -505,8 +492,8 @@ class ClientWatches(AsyncCloseable):
         """End all watches; waiting for their events fails."""
         await self._multiplexer.aclose()
 
-    async def _open_call(self, reason: ShaleKVError | None) -> tuple[str, WatchCall, OnHeader]:
+    async def _open_call(self, reason: ShaleKVError | None) -> tuple[str, ClientStream, OnHeader]:
         if self._server is not None and reason is not None:
             self._fleet.failed(self._server, reason, Destination.BY_POLICY)
         server = self._server = await self._fleet.pick(Destination.BY_POLICY, self._timeout_ms)
-        return server.address, server.kv.Watch(), server.note_header
+        return server.address, server.channel.stream(WATCH), server.note_header

@@ -27,6 +27,7 @@ from shalekv_client import (
     NotApplied,
 )
 from shalekv_client.error_table import error_of
+from shalekv_client.routing.grpcio_channel import call_failed
 from tests.e2e.crashes.fleet import WITHIN_S, Fleet, Serving, now_us
 from tests.kit.processes.stubs import kv_stub, reason_of
 from tests.kit.timeouts import until
@@ -201,7 +202,7 @@ class Clients:
         try:
             reply = await method(operation.request, timeout=timeout_s)
         except grpc.aio.AioRpcError as failed:
-            error = error_of(server.child.listen, failed)
+            error = error_of(server.child.listen, call_failed(failed))
             attempt.reason = error.reason or error.code
             if isinstance(error, ConditionFailed | NotACounter | CounterOverflow):
                 attempt.outcome = Outcome.REFUSED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 import pytest
@@ -13,7 +14,7 @@ from google.protobuf.message import Message
 from shalekv.errors import Fenced as ServerFenced
 from shalekv.errors import QueueFull
 from shalekv.errors import Stopping as ServerStopping
-from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from shalekv.v1 import kv_pb2
 from shalekv_client import (
     Abandoned,
     Client,
@@ -32,7 +33,8 @@ from shalekv_client import (
     operations,
 )
 from shalekv_client.coalescer import Coalescer
-from shalekv_client.stream import UNANSWERED_BYTES_MAX, Outbox
+from shalekv_client.routing.servers import MESSAGE_BYTES_MAX, ConnectionOptions, open_channel
+from shalekv_client.stream import SESSION, UNANSWERED_BYTES_MAX, Outbox
 from tests.kit.serving.dict_server import DictServer, ServerState, bare, received, refusing, silent
 
 CODE = grpc.StatusCode
@@ -45,18 +47,18 @@ FENCED = refusing(ServerFenced("another took over", own_epoch=1, newer_epoch=2))
 async def coalescing(
     server: DictServer, *, bytes_max: int = UNANSWERED_BYTES_MAX, stream_age_s: float = 10.0
 ) -> AsyncIterator[Coalescer]:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        stub = kv_pb2_grpc.KVStub(channel)
-        coalescer = Coalescer(
-            stub.Session,
-            address=server.address,
-            outbox=Outbox(bytes_max=bytes_max),
-            stream_age_s=stream_age_s,
-        )
-        try:
-            yield coalescer
-        finally:
-            await coalescer.aclose()
+    channel = open_channel(server.address, ConnectionOptions(MESSAGE_BYTES_MAX))
+    coalescer = Coalescer(
+        partial(channel.stream, SESSION),
+        address=server.address,
+        outbox=Outbox(bytes_max=bytes_max),
+        stream_age_s=stream_age_s,
+    )
+    try:
+        yield coalescer
+    finally:
+        await coalescer.aclose()
+        await channel.close()
 
 
 async def test_concurrent_operations_share_a_message(client: Client, server: DictServer) -> None:

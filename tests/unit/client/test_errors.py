@@ -28,6 +28,7 @@ from shalekv_client import (
     ShaleKVError,
 )
 from shalekv_client.error_table import error_of, error_of_operation
+from shalekv_wire.status import CallFailed, StatusCode
 from tests.kit.serving.dict_server import DictServer, Failure, bare, refusing, silent
 
 ONCE = RetryPolicy(attempts_max=1)
@@ -35,24 +36,13 @@ CODE = grpc.StatusCode
 FULL = server_errors.QueueFull("the queue is full", retry_after_ms=250)
 
 
-class FailedCall:
-    """A failed call as gRPC reports it, with or without an ErrorInfo."""
-
-    def __init__(self, code: CODE, reason: str, *, domain: str = DOMAIN) -> None:
-        number: int = code.value[0]
-        status = status_pb2.Status(code=number, message="what happened")
-        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=domain))
-        self._code = code
-        self._status = status.SerializeToString()
-
-    def code(self) -> CODE:
-        return self._code
-
-    def details(self) -> str:
-        return "what happened"
-
-    def trailing_metadata(self) -> list[tuple[str, bytes]]:
-        return [("grpc-status-details-bin", self._status)]
+def failed_call(code: CODE, reason: str, *, domain: str = DOMAIN) -> CallFailed:
+    """Return the error of a call with an ErrorInfo, as a transport raises it."""
+    number: int = code.value[0]
+    status = status_pb2.Status(code=number, message="what happened")
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=domain))
+    trailers = [("grpc-status-details-bin", status.SerializeToString())]
+    return CallFailed(StatusCode(number), "what happened", metadata=trailers)
 
 
 async def failed_put(
@@ -69,7 +59,7 @@ async def failed_put(
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
 def test_client_knows_the_servers_table(kind: type[server_errors.ShaleError]) -> None:
     """For every row of the server's table the client raises the published error."""
-    found = error_of("here:1", FailedCall(TABLE[kind].code, kind.reason))
+    found = error_of("here:1", failed_call(TABLE[kind].code, kind.reason))
     assert found.reason == kind.reason
     assert isinstance(found, NotApplied) == (TABLE[kind].applied is Applied.NO)
 
@@ -80,7 +70,7 @@ def test_operations_fail_as_calls_do(kind: type[server_errors.ShaleError]) -> No
     number: int = TABLE[kind].code.value[0]
     failure = kv_pb2.OperationError(code=number, message="what happened", reason=kind.reason)
     reported = error_of_operation("here:1", failure)
-    called = error_of("here:1", FailedCall(TABLE[kind].code, kind.reason))
+    called = error_of("here:1", failed_call(TABLE[kind].code, kind.reason))
     assert (type(reported), reported.details) == (type(called), called.details)
 
 
@@ -95,7 +85,7 @@ def test_operations_without_a_reason_are_judged_as_bare_calls(code: CODE) -> Non
 
 def test_expired_key_proves_nothing() -> None:
     """An idempotency key that is too old leaves the outcome of the first write unknown."""
-    error = error_of("here:1", FailedCall(CODE.FAILED_PRECONDITION, "IDEMPOTENCY_KEY_EXPIRED"))
+    error = error_of("here:1", failed_call(CODE.FAILED_PRECONDITION, "IDEMPOTENCY_KEY_EXPIRED"))
     assert isinstance(error, KeyExpired)
     assert isinstance(error, OutcomeUnknown)
 
@@ -103,14 +93,14 @@ def test_expired_key_proves_nothing() -> None:
 @pytest.mark.parametrize("code", [code for code in CODE if code is not CODE.OK])
 def test_newer_reasons_prove_nothing_but_by_unavailable(code: CODE) -> None:
     """A reason that the client does not know means "not applied" only with certain status codes."""
-    found = error_of("here:1", FailedCall(code, "SOMETHING_NEW"))
+    found = error_of("here:1", failed_call(code, "SOMETHING_NEW"))
     certain = {CODE.UNAVAILABLE, CODE.INVALID_ARGUMENT, CODE.UNIMPLEMENTED}
     assert isinstance(found, NotApplied) == (code in certain)
 
 
 def test_reasons_of_others_prove_nothing() -> None:
     """UNAVAILABLE with the ErrorInfo of a proxy is an unknown outcome."""
-    found = error_of("here:1", FailedCall(CODE.UNAVAILABLE, "STOPPING", domain="proxy.example"))
+    found = error_of("here:1", failed_call(CODE.UNAVAILABLE, "STOPPING", domain="proxy.example"))
     assert isinstance(found, ConnectionLost)
 
 

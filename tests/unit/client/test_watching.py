@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import grpc
 import pytest
 
 from shalekv import errors as server_errors
-from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from shalekv.v1 import kv_pb2
 from shalekv_client import RetryPolicy
 from shalekv_client.errors import (
     Abandoned,
@@ -21,8 +20,10 @@ from shalekv_client.errors import (
     WalCollected,
     WatchTooSlow,
 )
+from shalekv_client.routing.servers import MESSAGE_BYTES_MAX, ConnectionOptions, open_channel
 from shalekv_client.watch import ChangeKind, Watch, WatchCommit, WatchProgress
-from shalekv_client.watch_stream import OnHeader, WatchCall, WatchMultiplexer
+from shalekv_client.watch_stream import WATCH, OnHeader, WatchMultiplexer
+from shalekv_wire.calls import ClientStream
 from tests.unit.client.watch_server import History, WatchServer
 
 QUICK = RetryPolicy(attempts_max=3, backoff_initial_ms=1, backoff_max_ms=5)
@@ -34,14 +35,15 @@ async def watching(
     *addresses: str, policy: RetryPolicy = QUICK, timeout_ms: int = 10_000
 ) -> AsyncIterator[WatchMultiplexer]:
     """Open watches at the first of the servers, or at the next one when a call has ended."""
-    channels = [grpc.aio.insecure_channel(address) for address in addresses]
+    how = ConnectionOptions(MESSAGE_BYTES_MAX)
+    channels = [open_channel(address, how) for address in addresses]
     attempts = 0
 
-    async def open_call(_reason: ShaleKVError | None) -> tuple[str, WatchCall, OnHeader]:
+    async def open_call(_reason: ShaleKVError | None) -> tuple[str, ClientStream, OnHeader]:
         nonlocal attempts
         number = attempts % len(addresses)
         attempts += 1
-        return addresses[number], kv_pb2_grpc.KVStub(channels[number]).Watch(), _ignore
+        return addresses[number], channels[number].stream(WATCH), _ignore
 
     watches = WatchMultiplexer(
         open_call, address=addresses[0], policy=policy, timeout_ms=timeout_ms

@@ -3,13 +3,14 @@
 `Fleet.run` makes the attempts of one call, and `retry.CallState` has their outcomes. To add calls
 beside those of `Client`, use its fleet, `client.fleet`:
 
+    method = Method("/shalekv.v1.Admin/CreateSnapshot", CreateSnapshotRequest, CreateSnapshotReply)
     reply = await fleet.unary(                  # with failover, within the deadline
-        lambda server: server.admin.CreateSnapshot, request,
+        method, request,
         destination=Destination.WRITER, is_repeatable=False, timeout_ms=timeout_ms)
 
     tried = set()                               # a stream, one attempt at a time:
     server = await fleet.pick(Destination.BY_POLICY, timeout_ms, tried)
-    call = server.kv.Watch(...)
+    call = server.channel.stream("/shalekv.v1.KV/Watch")
     server.note_header(reply.header)            # for each reply
     fleet.failed(server, error, Destination.BY_POLICY)  # True: another server may succeed; then
     tried.add(server.endpoint)                  # `pick` again
@@ -27,10 +28,13 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
+from google.protobuf.message import Message
+
 from shalekv.v1 import admin_pb2, kv_pb2
-from shalekv_client.closing import client_closed
+from shalekv_client.closing import abandoned, client_closed
 from shalekv_client.errors import (
     Abandoned,
+    Cancelled,
     ClientClosed,
     ConditionFailed,
     ConnectionLost,
@@ -43,7 +47,7 @@ from shalekv_client.errors import (
     SeqNotReached,
     ShaleKVError,
 )
-from shalekv_client.operations import Method, attempt
+from shalekv_client.operations import ADMIN, GET, Method, attempt
 from shalekv_client.policies import Destination, ReadPolicy, Role, Routing
 from shalekv_client.retry import (
     CallState,
@@ -58,18 +62,21 @@ from shalekv_client.routing.servers import ConnectionOptions, Server, Servers, i
 from shalekv_client.routing.tokens import Freshness
 from shalekv_client.routing.writer_search import WriterSearch
 
-RequestT = TypeVar("RequestT")
-ReplyT = TypeVar("ReplyT")
+STATUS = Method(f"/{ADMIN}/Status", admin_pb2.StatusRequest, admin_pb2.StatusReply)
+
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
+ResultT = TypeVar("ResultT")
 
 PROBE_MS = 1_000  # the timeout of a question for a server's role
 READ_SEARCH_MS = 500.0  # the search for the writer by a read that no reader answers, each round
 
 
 async def first_answer(
-    first: Coroutine[Any, Any, ReplyT],
-    second: Callable[[], Coroutine[Any, Any, ReplyT] | None],
+    first: Coroutine[Any, Any, ResultT],
+    second: Callable[[], Coroutine[Any, Any, ResultT] | None],
     hedge_s: float,
-) -> ReplyT:
+) -> ResultT:
     """Return the result of `first`, or of `second`, which is started after `hedge_s`.
 
     The attempt that is not needed any more is cancelled. When both fail, raises the error of the
@@ -190,10 +197,13 @@ class Fleet:
         return True
 
     def explained(self, server: Server, error: ShaleKVError) -> ShaleKVError:
-        """Return `error`, or what it means if it came from dropping the server during a call."""
-        if not server.is_dropped or self._is_closed:
+        """Return `error`, or what it means if it came from closing the connection during a call."""
+        if self._is_closed:
+            is_ours = type(error) is Cancelled  # by closing the connection
+            return abandoned(server.address, "the client") if is_ours else error
+        if not server.is_dropped:
             return error
-        if isinstance(error, Abandoned):
+        if isinstance(error, Abandoned | Cancelled):
             details = ErrorDetails(server.address, "UNAVAILABLE", "it is not the writer any more")
             return ConnectionLost(details)
         if isinstance(error, ClientClosed):
@@ -203,7 +213,7 @@ class Fleet:
 
     async def unary(
         self,
-        method: Callable[[Server], Method[RequestT, ReplyT]],
+        method: Method[RequestT, ReplyT],
         request: RequestT,
         *,
         destination: Destination,
@@ -213,19 +223,18 @@ class Fleet:
         """Call `method` of a server with `request`, and return the reply. Raises as `run`."""
 
         async def send(server: Server, left_ms: float) -> ReplyT:
-            reply: Any = await attempt(server.address, method(server), request, left_ms)
-            server.note_header(reply.header)
-            answer: ReplyT = reply
-            return answer
+            reply = await attempt(server.channel, method, request, left_ms)
+            server.note_header(reply.header)  # type: ignore[attr-defined] # all replies have one
+            return reply
 
         return await self.run(send, CallTarget(destination, is_repeatable), timeout_ms)
 
     async def run(
         self,
-        send: Callable[[Server, float], Awaitable[ReplyT]],
+        send: Callable[[Server, float], Awaitable[ResultT]],
         target: CallTarget,
         timeout_ms: float,
-    ) -> ReplyT:
+    ) -> ResultT:
         """Call `send` until it is answered or may not be repeated; return the reply.
 
         `send` makes one attempt, at the given server, within the given time in ms. Raises what
@@ -242,7 +251,8 @@ class Fleet:
         limit_ms = self._retry.attempt_timeout_ms
         try:  # nearly all calls end here, with their first attempt
             return await send(server, min(timeout_ms, limit_ms) if limit_ms else timeout_ms)
-        except ShaleKVError as error:
+        except ShaleKVError as raised:
+            error = self.explained(server, raised)
             state = CallState(target, self._effective(target.destination), self._retry)
             state.note(server.endpoint, error)
             self.failed(server, error, state.destination)
@@ -250,11 +260,11 @@ class Fleet:
 
     async def _try_until_done(
         self,
-        send: Callable[[Server, float], Awaitable[ReplyT]],
+        send: Callable[[Server, float], Awaitable[ResultT]],
         state: CallState,
         deadline_ms: float,
         error: ShaleKVError | None,
-    ) -> ReplyT:
+    ) -> ResultT:
         """Make one more attempt, and others after it; `error` is that of the attempt before."""
         while True:
             if error is not None:
@@ -287,10 +297,10 @@ class Fleet:
     async def _attempt(
         self,
         server: Server,
-        send: Callable[[Server, float], Awaitable[ReplyT]],
+        send: Callable[[Server, float], Awaitable[ResultT]],
         state: CallState,
         deadline_ms: float,
-    ) -> ReplyT:
+    ) -> ResultT:
         hedge_ms = self._routing.hedge_ms
         is_hedged = state.target.is_hedged and state.destination is Destination.BY_POLICY
         if hedge_ms is None or not is_hedged or not self._has_choice(state):
@@ -308,10 +318,10 @@ class Fleet:
     async def _send_once(
         self,
         server: Server,
-        send: Callable[[Server, float], Awaitable[ReplyT]],
+        send: Callable[[Server, float], Awaitable[ResultT]],
         state: CallState,
         deadline_ms: float,
-    ) -> ReplyT:
+    ) -> ResultT:
         began_s = self._loop.time()
         left_ms = max(1.0, deadline_ms - began_s * 1000.0)
         if self._has_choice(state):
@@ -442,9 +452,9 @@ class Fleet:
             header = kv_pb2.RequestHeader(max_staleness_ms=1)
             with suppress(ShaleKVError):
                 newest = kv_pb2.GetRequest(header=header, key=b"\0")
-                await attempt(server.address, server.kv.Get, newest, PROBE_MS)
+                await attempt(server.channel, GET, newest, PROBE_MS)
         request = admin_pb2.StatusRequest()
-        reply = await attempt(server.address, server.admin.Status, request, PROBE_MS)
+        reply = await attempt(server.channel, STATUS, request, PROBE_MS)
         server.note_header(reply.header)
         endpoint.seq = reply.header.seq
         writer_address = reply.reader.writer_address

@@ -7,28 +7,32 @@ address) and `Servers` (all that are open).
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import grpc
-
-from shalekv.v1 import admin_pb2_grpc, kv_pb2, kv_pb2_grpc
+from shalekv.v1 import kv_pb2
 from shalekv_client.coalescer import Coalescer, SessionAbsent
 from shalekv_client.error_table import not_reached
 from shalekv_client.errors import ServerFailed, WrongDatabase
 from shalekv_client.operations import Operation, UnaryCalls
-from shalekv_client.policies import ReadLevel, Role
+from shalekv_client.policies import ReadLevel, Role, Wire
 from shalekv_client.results import known
 from shalekv_client.routing.endpoints import Endpoint, Endpoints
 from shalekv_client.routing.tokens import Freshness
 from shalekv_client.stream import MESSAGE_BYTES_MAX as COALESCED_BYTES_MAX
-from shalekv_client.stream import Outbox, SessionCall
+from shalekv_client.stream import SESSION, Outbox
+from shalekv_wire.calls import Channel, ClientStream
 
 MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # the server's default
 PORT_MAX = 65_535
+WIRE_VARIABLE = "SHALEKV_CLIENT_WIRE"
 
-_OPTIONS: tuple[tuple[str, int | str], ...] = (
+_LOG = logging.getLogger("shalekv_client")
+
+_GRPCIO_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # Only `shalekv_client.routing.fleet` repeats calls.
     ("grpc.enable_retries", 0),
     ("grpc.service_config_disable_resolution", 1),  # not from DNS
@@ -85,17 +89,21 @@ def checked_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def open_channel(address: str, *, message_bytes_max: int) -> grpc.aio.Channel:
-    """Open a channel to `address`, which connects at its first call.
+def chosen_wire(wire: Wire | str | None) -> Wire:
+    """Return the implementation of gRPC that is used when `wire` was asked for.
 
-    Raises RuntimeError when no event loop runs, and ValueError as `checked_address`.
+    None: that of the environment, or the default. Logs the fallback. Raises ValueError for another
+    text.
     """
-    limits = (
-        ("grpc.max_send_message_length", message_bytes_max),
-        ("grpc.max_receive_message_length", message_bytes_max),
-    )
-    asyncio.get_running_loop()  # without a loop, the channel would belong to another one
-    return grpc.aio.insecure_channel(checked_address(address), options=_OPTIONS + limits)
+    asked = wire if wire is not None else os.environ.get(WIRE_VARIABLE, Wire.NATIVE)
+    try:
+        chosen = Wire(asked)
+    except ValueError:
+        source = "wire" if wire is not None else WIRE_VARIABLE
+        raise ValueError(f"{source} must be one of {', '.join(Wire)}, not {asked!r}") from None
+    if chosen is Wire.GRPCIO:
+        _LOG.info("the client uses grpcio in place of its own wire")
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +111,29 @@ class ConnectionOptions:
     """Options of the connections to servers."""
 
     message_bytes_max: int
-    coalesce: bool
+    coalesce: bool = True
+    wire: Wire = Wire.GRPCIO
+
+
+def open_channel(address: str, how: ConnectionOptions) -> Channel:
+    """Open a channel to `address`, which connects at its first call.
+
+    Raises RuntimeError when no event loop runs, and ValueError as `checked_address`.
+    """
+    checked_address(address)
+    from shalekv_client.routing.grpcio_channel import GrpcioChannel  # noqa: PLC0415 (loads grpcio)
+
+    limits = (
+        ("grpc.max_send_message_length", how.message_bytes_max),
+        ("grpc.max_receive_message_length", how.message_bytes_max),
+    )
+    return GrpcioChannel(address, _GRPCIO_OPTIONS + limits)
 
 
 class Server:
     """The connection to one address, which connects at its first call.
 
-    `kv` and `admin` are stubs: `server.kv.Watch(...)` begins a call. A caller of a stub must pass
-    the header of each reply to `note_header`.
+    Who makes a call by its `channel` must pass the header of each reply to `note_header`.
     """
 
     def __init__(
@@ -123,10 +146,8 @@ class Server:
         self._endpoints = endpoints
         self._freshness = freshness
         self._role_number = -1  # that was noted last; -1: none
-        self._channel = open_channel(address, message_bytes_max=how.message_bytes_max)
-        self.kv = kv_pb2_grpc.KVStub(self._channel)
-        self.admin = admin_pb2_grpc.AdminStub(self._channel)
-        self._unary = UnaryCalls(self.kv, address=address, note=self.note)
+        self.channel = open_channel(address, how)
+        self._unary = UnaryCalls(self.channel, note=self.note)
         self._coalescer: Coalescer | None = None
         if how.coalesce:
             self._coalescer = Coalescer(
@@ -154,9 +175,9 @@ class Server:
                 pass  # it fails at once, so `timeout_ms` still holds
         return await self._unary.call(operation, timeout_ms)
 
-    def open_session(self) -> SessionCall:
+    def open_session(self) -> ClientStream:
         """Begin a KV.Session call."""
-        return self.kv.Session()
+        return self.channel.stream(SESSION)
 
     def note(self, operation: Operation[Any], reply: Any) -> None:
         """Note the state, role and database that the reply to `operation` reports.
@@ -201,7 +222,7 @@ class Server:
         """Close the connection; calls under way fail."""
         if self._coalescer is not None:
             await self._coalescer.aclose()
-        await self._channel.close()
+        await self.channel.close()
 
 
 class Servers:

@@ -1,0 +1,186 @@
+"""The transport of grpcio under the interface of `shalekv_wire.calls`: the fallback.
+
+Nothing imports this module, and so grpcio, unless the fallback was chosen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+
+from shalekv_wire.status import CallFailed, Metadata, StatusCode
+
+Options: TypeAlias = Sequence[tuple[str, int | str]]
+_Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
+_Multicallable: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"
+_UnaryMulticallable: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
+_State = grpc.ChannelConnectivity
+
+# The messages of gRPC when it has no connection for a call. If gRPC changes them, the call counts
+# as one whose connection was lost, and its outcome as unknown as before.
+_NO_CONNECTION = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+
+ValueT = TypeVar("ValueT")
+
+
+def call_failed(error: grpc.aio.AioRpcError) -> CallFailed:
+    """Convert an error of grpcio."""
+    return _failure(error.code(), error.details(), error.trailing_metadata())
+
+
+def _failure(code: grpc.StatusCode, message: str | None, metadata: Any) -> CallFailed:
+    text = message or ""
+    is_unsent = code is grpc.StatusCode.UNAVAILABLE and text.startswith(_NO_CONNECTION)
+    if is_unsent:
+        text = text.rpartition(": ")[2].rstrip("]")
+    trailing: Metadata = tuple(metadata or ())
+    return CallFailed(StatusCode(code.value[0]), text, metadata=trailing, is_unsent=is_unsent)
+
+
+def _closed() -> CallFailed:
+    return CallFailed(StatusCode.CANCELLED, "the call was cancelled by the client")
+
+
+def _is_task_cancelled() -> bool:
+    """Return whether the running task is being cancelled.
+
+    Distinguishes that from a call that was cancelled: grpcio raises CancelledError for both.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+class GrpcioChannel:
+    """A `shalekv_wire.calls.Channel` by grpcio. Needs a running event loop."""
+
+    def __init__(self, address: str, options: Options) -> None:
+        """Create a channel with `options` of gRPC's core, which connects at its first call."""
+        asyncio.get_running_loop()  # without a loop, the channel would belong to another one
+        self.address = address
+        self._options = options
+        self._channel = grpc.aio.insecure_channel(address, options=options)
+
+    async def unary(
+        self, path: str, request: bytes, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> bytes:
+        method: _UnaryMulticallable = self._channel.unary_unary(path)
+        try:
+            return await method(request, timeout=timeout_s, metadata=tuple(metadata))
+        except grpc.aio.AioRpcError as error:
+            raise call_failed(error) from error
+        except asyncio.CancelledError:
+            if _is_task_cancelled():
+                raise
+            raise _closed() from None
+
+    def stream(
+        self, path: str, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> GrpcioStream:
+        method: _Multicallable = self._channel.stream_stream(path)
+        return GrpcioStream(method(timeout=timeout_s, metadata=tuple(metadata)))
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        if self._channel.get_state() is _State.TRANSIENT_FAILURE:
+            # It would wait before it tries again, and report the failure until then. It is closed
+            # when nothing refers to it any more.
+            self._channel = grpc.aio.insecure_channel(self.address, options=self._options)
+        state = self._channel.get_state(try_to_connect=True)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while state is not _State.READY:
+                    if state is _State.TRANSIENT_FAILURE:
+                        raise _not_ready("nobody answers there")
+                    await self._channel.wait_for_state_change(state)
+                    state = self._channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            raise _not_ready(f"no connection within {timeout_s * 1_000:.0f} ms") from None
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def _not_ready(message: str) -> CallFailed:
+    return CallFailed(StatusCode.UNAVAILABLE, message, is_unsent=True)
+
+
+class GrpcioStream:
+    """A `shalekv_wire.calls.ClientStream` by grpcio.
+
+    Other than there, cancelling a task that waits in `read` or `write` cancels the call: grpcio
+    does so.
+    """
+
+    def __init__(self, call: _Call) -> None:
+        """Use `call`, which has begun."""
+        self._call = call
+        self._ending: CallFailed | None = None  # the status, once it has arrived
+        call.add_done_callback(self._note_ending)
+
+    async def write(self, message: bytes) -> None:
+        try:
+            await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raise self._ending or _over() from None
+        except asyncio.CancelledError:
+            if _is_task_cancelled():
+                raise
+            raise _closed() from None
+
+    async def done_writing(self) -> None:
+        try:
+            await self._call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raise self._ending or _over() from None
+        except asyncio.CancelledError:
+            if _is_task_cancelled():
+                raise
+            raise _closed() from None
+
+    async def read(self) -> bytes | None:
+        try:
+            message: Any = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._ending or call_failed(error) from error
+        except asyncio.CancelledError:
+            if _is_task_cancelled():
+                raise
+            raise _closed() from None
+        if message is grpc.aio.EOF:
+            return None
+        data: bytes = message
+        return data
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def _note_ending(self, call: _Call) -> None:
+        """Keep the status with which the call has ended.
+
+        When a stream ends while a message is written to it, grpcio reports the failed write as the
+        status of the stream: INTERNAL, with a text of its own, instead of the status that the
+        server has sent. Only a callback that runs when that status arrives sees it.
+        """
+        code = _now(call.code())
+        if code is grpc.StatusCode.OK:
+            return
+        metadata = _now(call.trailing_metadata())
+        if code is grpc.StatusCode.INTERNAL and not metadata:
+            code = grpc.StatusCode.UNAVAILABLE  # grpcio may have made it up when the stream ended
+        self._ending = _failure(code, _now(call.details()), metadata)
+
+
+def _over() -> CallFailed:
+    return CallFailed(StatusCode.UNAVAILABLE, "the call is over")
+
+
+def _now(coroutine: Coroutine[Any, Any, ValueT]) -> ValueT:
+    """Return the result of a coroutine that does not wait, such as those of a call that is done."""
+    try:
+        coroutine.send(None)
+    except StopIteration as result:
+        return result.value  # type: ignore[no-any-return] # StopIteration is not generic
+    coroutine.close()
+    raise RuntimeError("the call is not done")
