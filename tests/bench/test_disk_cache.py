@@ -34,6 +34,7 @@ from shalekv.v1 import kv_pb2
 from tests.bench.interleaved import load, measured
 from tests.bench.sizes import sized
 from tests.kit.processes.in_process import memory_store, real_runtime
+from tests.kit.serving.answers import answered
 from tests.kit.serving.cold_database import CALL, ColdDatabase, key_of, write_cold_database
 from tests.kit.store import FaultyStore, at_each
 from tests.servers.fixtures import BUCKET
@@ -73,7 +74,7 @@ def gets(reader: Reader, database: ColdDatabase) -> Callable[[], Awaitable[None]
     async def run() -> None:
         for number in numbers:
             answer = reader.kv.get(kv_pb2.GetRequest(key=key_of(number)), CALL)
-            reply = answer if isinstance(answer, kv_pb2.GetReply) else await answer
+            reply = await answered(kv_pb2.GetReply, answer)
             assert reply.found
 
     return run

@@ -32,6 +32,7 @@ from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.constants import draw, undo_drawn
 from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.serving.answers import parsed
 from tests.sim.loop import SimLoop
 from tests.sim.nodes import Node
 from tests.sim.replicas import draw_reader
@@ -233,7 +234,7 @@ class WholeDatabase:
         call: Callable[[Any, Call], Any] = getattr(service, method)
         answer = call(request, Call(peer="model", deadline_ms=deadline_ms))
         is_there = not (asyncio.iscoroutine(answer) or asyncio.isfuture(answer))
-        return answer if is_there else await answer
+        return parsed(request, answer if is_there else await answer)
 
 
 async def _scanned(kv: Any, request: Any, call: Call) -> Sequence[Any]:

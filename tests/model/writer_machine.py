@@ -43,6 +43,7 @@ from shalekv.v1 import kv_pb2
 from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.model import Left, Moment, Timeline
+from tests.kit.serving.answers import parsed
 from tests.kit.store import STORE_NOW_MS, HeldCreate, HeldStore
 from tests.model.requests import (
     ALL_KEYS,
@@ -274,7 +275,8 @@ class WriterMachine(RuleBasedStateMachine):
     def call(self, method: Callable[[Any, Call], Any], request: Any) -> asyncio.Future[Any]:
         async def answer() -> Any:
             found = method(request, CALL)
-            return await found if asyncio.iscoroutine(found) or asyncio.isfuture(found) else found
+            is_there = not (asyncio.iscoroutine(found) or asyncio.isfuture(found))
+            return parsed(request, found if is_there else await found)
 
         answering = self.loop.create_task(answer())
         answering.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -29,6 +29,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
 from shalekv.write.snapshots import Snapshots
+from tests.kit.serving.answers import answered
 from tests.sim.simulation import Simulation
 from tests.sim.store import URL
 
@@ -203,7 +204,8 @@ class ServingProcess(Process[RoleT], abc.ABC):
 
     async def value(self, key: str) -> str | None:
         request = kv_pb2.GetRequest(key=key.encode())
-        reply = await self.node.run(_reply(self._kv.kv.get(request, Call())))
+        answer = self._kv.kv.get(request, Call())
+        reply = await self.node.run(answered(kv_pb2.GetReply, answer))
         return reply.value.decode() if reply.found else None
 
     def begin_scan(self, snapshot_id: bytes = b"") -> None:

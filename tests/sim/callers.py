@@ -24,6 +24,7 @@ from shalekv.server.service import Call
 from shalekv.server.writer_service import WriterKv
 from shalekv.v1 import kv_pb2
 from tests.kit.model import watched_keys
+from tests.kit.serving.answers import answered
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import (
@@ -133,7 +134,7 @@ class Calls:
             return
         request = kv_pb2.GetRequest(key=key, header=kv_pb2.RequestHeader(read_level=level))
         kv = writer.kv
-        reply = await self._answer(name, lambda: kv.get(request, Call()))
+        reply = await self._answer(name, lambda: answered(kv_pb2.GetReply, kv.get(request, Call())))
         if reply is not None:
             got, now_us = _got(reply), self._sim.loop.now_us
             self._see(key, got)

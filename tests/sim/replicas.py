@@ -35,6 +35,7 @@ from shalekv.settings import (
 )
 from shalekv.v1 import kv_pb2
 from tests.kit.constants import draw
+from tests.kit.serving.answers import answered
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import Got, Seen
@@ -170,7 +171,7 @@ class Replicas:
             keys = tuple(random.sample(KEYS, 2))
             request = kv_pb2.BatchGetRequest(header=header, keys=keys)
             answer = reader.kv.batch_get(request, call)
-            reply = answer if isinstance(answer, kv_pb2.BatchGetReply) else await answer
+            reply = await answered(kv_pb2.BatchGetReply, answer)
             replied_us, reply_header = self._sim.loop.now_us, reply.header
             for key, each in zip(keys, reply.results, strict=True):
                 if each.found:

@@ -38,6 +38,11 @@ class ReadEngine(Protocol):
         ...
 
     @property
+    def epoch(self) -> int:
+        """The writer epoch that replies report."""
+        ...
+
+    @property
     def time(self) -> Time:
         """Logical time."""
         ...

@@ -47,7 +47,7 @@ from shalekv.v1 import kv_pb2
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 RequestT = TypeVar("RequestT", bound=Message)
-ReplyT = TypeVar("ReplyT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message | bytes)
 SessionRequest = kv_pb2.SessionRequest
 WatchRequest = kv_pb2.WatchRequest
 
@@ -237,7 +237,7 @@ class Adapter:
                 with self._timed(count), self._in_progress():
                     call = self._call(context)
                     reply = answer(_parsed(request_type, data), call)
-                    return reply if isinstance(reply, Message) else await reply
+                    return reply if isinstance(reply, (bytes, Message)) else await reply
             except asyncio.CancelledError as cancelled:
                 if self._is_cancelled_by_client():
                     forget_frames(cancelled)
@@ -495,7 +495,7 @@ def _serialized(reply: Message | bytes) -> bytes:
     return reply if isinstance(reply, bytes) else reply.SerializeToString()
 
 
-async def _close(replies: AsyncIterator[Message]) -> None:
+async def _close(replies: AsyncIterator[Any]) -> None:
     """Close an async generator at once, to free its view of the data."""
     close = getattr(replies, "aclose", None)
     if close is not None:

@@ -33,7 +33,8 @@ RESULT_OVERHEAD_BYTES = 600
 KINDS = ("get", "batch_get", "put", "delete", "delete_range", "write", "txn")
 Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
 _Method: TypeAlias = Callable[[Any, Call], Answer[Any]]
-_Outcome: TypeAlias = Message | BaseException
+_Reply = Message | bytes
+_Outcome: TypeAlias = _Reply | BaseException
 
 
 class HeldMemory:
@@ -255,7 +256,7 @@ class Session:
             self._results.add(kv_pb2.SessionResult(id=operation.id, error=self._describe(error)))
             self._count(kind, began_ns, has_failed=True)
             return False
-        if isinstance(answer, Message):
+        if isinstance(answer, _Reply):
             self._memory.hold(-size_bytes)
             self._add_reply(operation.id, kind, answer)
             self._count(kind, began_ns, has_failed=False)
@@ -288,12 +289,12 @@ class Session:
         self, operation_id: int, kind: str, began_ns: int, future: asyncio.Future[_Outcome]
     ) -> None:
         outcome = _outcome_of(future)
-        self._count(kind, began_ns, has_failed=not isinstance(outcome, Message))
+        self._count(kind, began_ns, has_failed=not isinstance(outcome, _Reply))
         if self._memory.is_closed:
             return
         size_bytes, _ = self._waiting.pop(operation_id)
         self._memory.hold(-size_bytes)
-        if isinstance(outcome, Message):
+        if isinstance(outcome, _Reply):
             self._add_reply(operation_id, kind, outcome)
         else:
             self._results.add(kv_pb2.SessionResult(id=operation_id, error=self._describe(outcome)))
@@ -303,13 +304,16 @@ class Session:
         if kind:  # an operation of an unknown kind is not counted
             self._methods[kind][1].add(self._now_ns() - began_ns, has_failed=has_failed)
 
-    def _add_reply(self, operation_id: int, kind: str, reply: Message) -> None:
+    def _add_reply(self, operation_id: int, kind: str, reply: _Reply) -> None:
         result = kv_pb2.SessionResult(id=operation_id)
-        getattr(result, kind).CopyFrom(reply)
+        if isinstance(reply, bytes):
+            getattr(result, kind).MergeFromString(reply)
+        else:
+            getattr(result, kind).CopyFrom(reply)
         self._results.add(result)
 
 
-async def _outcome(answer: Awaitable[Message]) -> _Outcome:
+async def _outcome(answer: Awaitable[_Reply]) -> _Outcome:
     """Await an answer, and return its error as a value: a task that fails would end its group."""
     try:
         return await answer

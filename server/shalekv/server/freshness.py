@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import TypeAlias, TypeVar
-
-from google.protobuf.message import Message
+from typing import TypeAlias
 
 from shalekv.clock import Clock
 from shalekv.errors import InvalidRequest, ObjectNotFound, SeqNotReached, TooStale
@@ -20,10 +18,10 @@ from shalekv.read.engine import ReadEngine
 from shalekv.read.scan import scan_slices
 from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import OpenView, ReadView
+from shalekv.server.replies import EncodedHeaders, MakeReply
 from shalekv.server.service import Call, MakeHeader
 from shalekv.v1 import kv_pb2
 
-ReplyT = TypeVar("ReplyT", bound=Message)
 # A call without a deadline waits for so long: a commit that is not visible then may never be.
 SEQ_WAIT_MS_MAX = 30_000
 Lookup: TypeAlias = Callable[[bytes], Entry | None]  # finds the entry of a key in one state
@@ -81,10 +79,11 @@ class SnapshotReads:
     All methods may raise `SnapshotNotFound` at any moment.
     """
 
-    def __init__(self, views: SnapshotViews, header: MakeHeader) -> None:
-        """Read what `views` opens."""
+    def __init__(self, views: SnapshotViews, header: MakeHeader, encoded: EncodedHeaders) -> None:
+        """Read what `views` opens. `encoded` are the headers that `header` makes."""
         self._views = views
         self._header = header
+        self._encoded = encoded
 
     async def open(self, request_header: kv_pb2.RequestHeader) -> OpenView:
         """Open the view of the snapshot that a request names. Its read level is ignored."""
@@ -105,8 +104,8 @@ class SnapshotReads:
         self,
         request_header: kv_pb2.RequestHeader,
         keys: Sequence[bytes],
-        make_reply: Callable[[Lookup, kv_pb2.ReplyHeader, int], ReplyT],
-    ) -> ReplyT:
+        make_reply: MakeReply,
+    ) -> bytes:
         """Look the keys up, and make a reply of them, at the logical time of the snapshot."""
         opened = await self.open(request_header)
         view = opened.view
@@ -117,7 +116,8 @@ class SnapshotReads:
                 known.update(await view.pinned.find_many(not_in_memory))
             except ObjectNotFound as missing:
                 raise await self._views.explain(missing, request_header.snapshot_id) from missing
-        return make_reply(known.get, self.header(view), opened.now_ms)
+        header = self._encoded.encode(view.seq, view.wal_id, 0)  # as `header`
+        return make_reply(header, [*map(known.get, keys)], lambda: opened.now_ms)
 
     async def slices(
         self, snapshot_id: bytes, opened: OpenView, keys: KeyRange, *, reverse: bool

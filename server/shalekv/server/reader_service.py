@@ -54,13 +54,11 @@ class ReaderKv:
         """Make the header of a reply that shows the state at this commit."""
         return reader_header(self._engine, seq, wal_id)
 
-    def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
+    def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[bytes]:
         """Read one key, as far as this reader has followed the writer."""
         return self._reads.get(request, call)
 
-    def batch_get(
-        self, request: kv_pb2.BatchGetRequest, call: Call
-    ) -> Answer[kv_pb2.BatchGetReply]:
+    def batch_get(self, request: kv_pb2.BatchGetRequest, call: Call) -> Answer[bytes]:
         """Read many keys in one state."""
         return self._reads.batch_get(request, call)
 

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
-from shalekv.errors import ObjectNotFound, ReplyTooLarge, SnapshotNotFound
+from shalekv.errors import ObjectNotFound, SnapshotNotFound
 from shalekv.protocol.entry import Entry
-from shalekv.protocol.transaction import RESULT_FRAME_BYTES
 from shalekv.read.engine import ReadEngine
 from shalekv.read.version import PinnedVersion
 from shalekv.runtime import Runtime
 from shalekv.server import requests
 from shalekv.server.freshness import Freshness, Lookup, SnapshotReads
-from shalekv.server.requests import (
-    LINEARIZABLE,
-    UNCOMMITTED,
-    AnswerT,
-    LevelValue,
-    check_deadline,
-)
+from shalekv.server.replies import EncodedHeaders, MakeReply, batch_get_reply, get_reply
+from shalekv.server.requests import COMMITTED, LINEARIZABLE, UNCOMMITTED, AnswerT, check_deadline
 from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call, MakeHeader
-from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
+from shalekv.settings import LimitSettings
 from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 
-NOT_FOUND_BYTES = 2  # size of an empty result in a reply
 RETRIES_MAX = 3  # of a read whose version of the levels was deleted: each reads a newer version
-ReadReplyT = TypeVar("ReadReplyT", kv_pb2.GetReply, kv_pb2.BatchGetReply)
-# Makes a reply from a lookup, a header, and the logical time in ms by which values expire.
-MakeReply: TypeAlias = Callable[[Lookup, kv_pb2.ReplyHeader, int], ReadReplyT]
-Retry: TypeAlias = Callable[[], Awaitable[ReadReplyT]]
+Retry: TypeAlias = Callable[[], Awaitable[bytes]]
 
 
-class _Read(NamedTuple, Generic[ReadReplyT]):
+class _Read(NamedTuple):
     """A read of some keys, after its demands on freshness were checked."""
 
     keys: Sequence[bytes]
-    make_reply: MakeReply[ReadReplyT]
+    make_reply: MakeReply
     staleness_ms: int  # of the state when it was checked
     call: Call
 
@@ -66,9 +55,9 @@ class Reads:
         self._store = store
         self._limits = limits
         self._clock = runtime.clock
-        self._header = header
+        self._headers = EncodedHeaders(engine, header)
         self._freshness = Freshness(engine, runtime.clock)
-        self._snapshots = SnapshotReads(engine.snapshots, header)
+        self._snapshots = SnapshotReads(engine.snapshots, header, self._headers)
         self.scans = Scans(
             engine,
             views,
@@ -79,62 +68,76 @@ class Reads:
             header=header,
         )
 
-    def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
-        """Read one key in the newest state of the read level."""
-        level = self._read_level(request.header, call)
-        requests.check_key(request.key, "key")
-        make_reply = partial(_get_reply, request.key)
-        return self._read_keys(request.header, call, level, (request.key,), make_reply)
+    def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[bytes]:
+        """Read one key in the newest state of the read level; returns a serialized GetReply."""
+        header = request.header if request.HasField("header") else None
+        staleness_ms = self._check(header, call)
+        key = requests.check_key(request.key, "key")
+        if staleness_ms is not None:
+            engine = self._engine
+            entry = engine.committed(key)
+            if entry is not None or engine.pinned.version.is_empty:
+                prefix = engine.watermark
+                encoded = self._headers.encode(prefix.seq, prefix.wal_id, staleness_ms)
+                return get_reply(encoded, (entry,), engine.time.now_ms)
+        return self._read_keys(request.header, call, (key,), get_reply)
 
-    def batch_get(
-        self, request: kv_pb2.BatchGetRequest, call: Call
-    ) -> Answer[kv_pb2.BatchGetReply]:
-        """Read many keys in one state."""
-        level = self._read_level(request.header, call)
+    def batch_get(self, request: kv_pb2.BatchGetRequest, call: Call) -> Answer[bytes]:
+        """Read many keys in one state; returns a serialized BatchGetReply."""
+        header = request.header
+        self._check(header, call)
         requests.check_keys(request, self._limits)
-        make_reply = partial(_batch_get_reply, request)
-        return self._read_keys(request.header, call, level, request.keys, make_reply)
+        return self._read_keys(header, call, request.keys, batch_get_reply)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""
-        level = self._read_level(request.header, call)
-        return self.scans.scan(request, level, call)
+        self._check(request.header, call)
+        return self.scans.scan(request, request.header.read_level or COMMITTED, call)
 
-    def _read_level(self, header: kv_pb2.RequestHeader, call: Call) -> LevelValue:
-        level = requests.read_level(header)
-        check_deadline(call, self._clock)
-        self._engine.check_serving()
-        return level
+    def _check(self, header: kv_pb2.RequestHeader | None, call: Call) -> int | None:
+        """Check a read. Return the staleness of the durable prefix in ms if it can be read now.
+
+        None: the read asks for another state, or has to wait; see `_read_keys`.
+        """
+        level = COMMITTED if header is None else requests.read_level(header)
+        if call.deadline_ms is not None:
+            check_deadline(call, self._clock)
+        engine = self._engine
+        engine.check_serving()
+        if level != COMMITTED or not engine.watermark.is_whole:
+            return None
+        if header is None:
+            return engine.staleness_ms
+        return None if header.snapshot_id else self._freshness.check(header)
 
     def _read_keys(
         self,
         header: kv_pb2.RequestHeader,
         call: Call,
-        level: LevelValue,
         keys: Sequence[bytes],
-        make_reply: MakeReply[ReadReplyT],
-    ) -> Answer[ReadReplyT]:
+        make_reply: MakeReply,
+    ) -> Answer[bytes]:
+        """Read the state that the header asks for, which `_check` has checked."""
         if header.snapshot_id:
             return self._snapshots.look_up(header, keys, make_reply)
         staleness_ms = self._freshness.check(header)
         if staleness_ms is None:
-            return self._read_when_fresh(header, call, level, keys, make_reply)
-        return self._read(level, _Read(keys, make_reply, staleness_ms, call))
+            return self._read_when_fresh(header, call, keys, make_reply)
+        return self._read(header, _Read(keys, make_reply, staleness_ms, call))
 
     async def _read_when_fresh(
         self,
         header: kv_pb2.RequestHeader,
         call: Call,
-        level: LevelValue,
         keys: Sequence[bytes],
-        make_reply: MakeReply[ReadReplyT],
-    ) -> ReadReplyT:
+        make_reply: MakeReply,
+    ) -> bytes:
         """Wait until the state is as new as the header demands, then read."""
         staleness_ms = await self._freshness.wait(header, call)
-        found = self._read(level, _Read(keys, make_reply, staleness_ms, call))
-        return await found if isinstance(found, Awaitable) else found
+        found = self._read(header, _Read(keys, make_reply, staleness_ms, call))
+        return found if isinstance(found, bytes) else await found
 
-    def _read(self, level: LevelValue, read: _Read[ReadReplyT]) -> Answer[ReadReplyT]:
+    def _read(self, header: kv_pb2.RequestHeader, read: _Read) -> Answer[bytes]:
         """Read the newest state of the level.
 
         The reply is ready at once unless the level is LINEARIZABLE, a block of an SST is needed, or
@@ -142,7 +145,7 @@ class Reads:
         waits until the gap is closed. Otherwise two reads that each saw one of two commits would
         show an order that never was (I14).
         """
-        engine = self._engine
+        engine, level = self._engine, header.read_level
         if level == LINEARIZABLE:
             return self._read_confirmed(read)
         if level == UNCOMMITTED:
@@ -151,16 +154,14 @@ class Reads:
             return self._read_view(read)
         return self._read_prefix(read, RETRIES_MAX)
 
-    async def _read_confirmed(self, read: _Read[ReadReplyT]) -> ReadReplyT:
+    async def _read_confirmed(self, read: _Read) -> bytes:
         await self._in_time(self._engine.confirm(), read.call)
         return await self._read_view(read)
 
     def _in_time(self, answer: Awaitable[AnswerT], call: Call) -> Awaitable[AnswerT]:
         return requests.answer_in_time(answer, call, self._clock, self._store)
 
-    async def _read_view(
-        self, read: _Read[ReadReplyT], retries_left: int = RETRIES_MAX
-    ) -> ReadReplyT:
+    async def _read_view(self, read: _Read, retries_left: int = RETRIES_MAX) -> bytes:
         engine = self._engine
         if engine.watermark.is_whole:
             found = self._read_prefix(read, retries_left)
@@ -168,15 +169,15 @@ class Reads:
             view = await engine.committed_view()
             retry = self._retry(read, retries_left)
             found = self._look_up(read, view.get, view.seq, view.wal_id, retry)
-        return await found if isinstance(found, Awaitable) else found
+        return found if isinstance(found, bytes) else await found
 
-    def _read_prefix(self, read: _Read[ReadReplyT], retries_left: int) -> Answer[ReadReplyT]:
+    def _read_prefix(self, read: _Read, retries_left: int) -> Answer[bytes]:
         """Read the durable prefix. REQUIRES: nothing has landed behind a gap."""
         engine, prefix = self._engine, self._engine.watermark
         retry = self._retry(read, retries_left)
         return self._look_up(read, engine.committed, prefix.seq, prefix.wal_id, retry)
 
-    def _retry(self, read: _Read[ReadReplyT], retries_left: int) -> Retry[ReadReplyT] | None:
+    def _retry(self, read: _Read, retries_left: int) -> Retry | None:
         """Return a retry in a newer version of the levels, for a read that loses its version.
 
         It loses it when objects of the version are deleted. None: no retries are left.
@@ -187,88 +188,43 @@ class Reads:
 
     def _look_up(
         self,
-        read: _Read[ReadReplyT],
+        read: _Read,
         in_memory: Lookup,
         seq: int,
         wal_id: int | None,
-        retry: Retry[ReadReplyT] | None,
-    ) -> Answer[ReadReplyT]:
+        retry: Retry | None,
+    ) -> Answer[bytes]:
         """Look the keys up in memory, and in the levels those that memory does not have.
 
         The version of the levels is the current one, so it has what memory drops during the read.
         """
-        keys, make_reply, staleness_ms, call = read
-        header = self._header(seq, wal_id)
-        header.staleness_ms = staleness_ms
-        pinned = self._engine.pinned
+        keys, make_reply, staleness_ms, _ = read
+        header = self._headers.encode(seq, wal_id, staleness_ms)
+        engine = self._engine
+        pinned = engine.pinned
         if pinned.version.is_empty:
-            return make_reply(in_memory, header, self._engine.time.now_ms())
+            return make_reply(header, [*map(in_memory, keys)], engine.time.now_ms)
         known = {key: in_memory(key) for key in keys}
         missing = [key for key, entry in known.items() if entry is None and pinned.may_hold(key)]
         if not missing:
-            return make_reply(known.get, header, self._engine.time.now_ms())
-        finish = partial(self._reply_now, make_reply, header)
-        return self._read_levels(pinned, missing, known, finish, retry, call)
+            return make_reply(header, [*map(known.get, keys)], engine.time.now_ms)
+        return self._read_levels(read, header, pinned, missing, known, retry)
 
     async def _read_levels(
         self,
+        read: _Read,
+        header: bytes,
         pinned: PinnedVersion,
-        keys: Sequence[bytes],
+        missing: Sequence[bytes],
         known: dict[bytes, Entry | None],
-        finish: Callable[[Lookup], ReadReplyT],
-        retry: Retry[ReadReplyT] | None,
-        call: Call,
-    ) -> ReadReplyT:
+        retry: Retry | None,
+    ) -> bytes:
+        """Look the keys that are `missing` in memory up in the levels, and make the reply."""
         try:
-            known.update(await self._in_time(pinned.find_many(keys), call))
-        except ObjectNotFound as missing:
-            reason = await self._engine.explain(missing, pinned)
+            known.update(await self._in_time(pinned.find_many(missing), read.call))
+        except ObjectNotFound as gone:
+            reason = await self._engine.explain(gone, pinned)
             if retry is None or not isinstance(reason, SnapshotNotFound):
-                raise reason from missing
+                raise reason from gone
             return await retry()
-        return finish(known.get)
-
-    def _reply_now(
-        self, make_reply: MakeReply[ReadReplyT], header: kv_pb2.ReplyHeader, lookup: Lookup
-    ) -> ReadReplyT:
-        return make_reply(lookup, header, self._engine.time.now_ms())
-
-
-def _get_reply(
-    key: bytes, lookup: Lookup, header: kv_pb2.ReplyHeader, now_ms: int
-) -> kv_pb2.GetReply:
-    entry = lookup(key)
-    if entry is None or not entry.is_visible(now_ms):
-        return kv_pb2.GetReply(header=header)
-    return kv_pb2.GetReply(
-        header=header,
-        found=True,
-        value=entry.value,
-        seq=entry.seq,
-        expire_at_ms=entry.expire_at_ms,
-    )
-
-
-def _batch_get_reply(
-    request: kv_pb2.BatchGetRequest, lookup: Lookup, header: kv_pb2.ReplyHeader, now_ms: int
-) -> kv_pb2.BatchGetReply:
-    reply = kv_pb2.BatchGetReply(header=header)
-    reply_bytes = 0
-    for key in request.keys:
-        entry = lookup(key)
-        if entry is not None and not entry.is_visible(now_ms):
-            entry = None
-        reply_bytes += RESULT_FRAME_BYTES + len(entry.value) if entry else NOT_FOUND_BYTES
-        if reply_bytes > STREAM_MESSAGE_BYTES_MAX:
-            message = (
-                f"the results for these {len(request.keys)} keys pass the "
-                f"{STREAM_MESSAGE_BYTES_MAX} bytes of one reply: ask for fewer keys at once"
-            )
-            raise ReplyTooLarge(message)
-        if entry is None:
-            reply.results.add()
-        else:
-            reply.results.add(
-                found=True, value=entry.value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
-            )
-    return reply
+        return read.make_reply(header, [*map(known.get, read.keys)], self._engine.time.now_ms)

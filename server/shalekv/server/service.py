@@ -1,10 +1,10 @@
 """Interfaces between the transport and the roles, in protobuf messages and without gRPC.
 
-A request is a protobuf message and a `Call`; a reply is a protobuf message, an awaitable of one,
-or an exception of `shalekv.errors`. A reply that waits for a commit is a `Future` that belongs to
-this call alone and is completed by the commit loop: a transport may await it or attach a callback,
-so it needs no task for a call. A future must never be shared between calls, since cancelling one
-call would cancel it for all of them.
+A request is a protobuf message and a `Call`; a reply is a message or its bytes, an awaitable
+of either, or an exception of `shalekv.errors`. A reply that waits for a commit is a `Future` that
+belongs to this call alone and is completed by the commit loop: a transport may await it or attach a
+callback, so it needs no task for a call. A future must never be shared between calls, since
+cancelling one call would cancel it for all of them.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Call:
 class KvService(Protocol):
     """Data API of a role: the calls of `shalekv.v1.KV`, apart from sessions and watches."""
 
-    def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
+    def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply | bytes]:
         """Read one key."""
         ...
 
     def batch_get(
         self, request: kv_pb2.BatchGetRequest, call: Call
-    ) -> Answer[kv_pb2.BatchGetReply]:
+    ) -> Answer[kv_pb2.BatchGetReply | bytes]:
         """Read many keys in one view."""
         ...
 

@@ -107,13 +107,11 @@ class WriterKv:
         """Open scans, and the views that are kept for their next pages."""
         return self._reads.scans
 
-    def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
+    def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[bytes]:
         """Read one key in the newest state of the read level."""
         return self._reads.get(request, call)
 
-    def batch_get(
-        self, request: kv_pb2.BatchGetRequest, call: Call
-    ) -> Answer[kv_pb2.BatchGetReply]:
+    def batch_get(self, request: kv_pb2.BatchGetRequest, call: Call) -> Answer[bytes]:
         """Read many keys in one state."""
         return self._reads.batch_get(request, call)
 

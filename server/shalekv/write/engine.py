@@ -319,6 +319,11 @@ class WriterEngine:
         return self.manifest.current.database_id
 
     @property
+    def epoch(self) -> int:
+        """The epoch of this writer."""
+        return self.manifest.own.epoch
+
+    @property
     def pinned(self) -> PinnedVersion:
         """The levels that a new read uses."""
         return self.levels.current

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -22,6 +22,7 @@ from shalekv.v1 import kv_pb2
 from shalekv.write.engine import WriterEngine
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import InlineWorkers, gathered
+from tests.kit.serving.answers import parsed
 from tests.kit.store import FaultyStore, HeldStore, Hook, nothing
 
 CALL = Call(peer="test")
@@ -54,7 +55,7 @@ class Calls:
     async def ask(self, request: Message) -> Any:
         """Send any request that has one reply, and wait for it."""
         answer = self.begin(request)
-        return answer if isinstance(answer, Message) else await answer
+        return parsed(request, await answer if isinstance(answer, Awaitable) else answer)
 
     async def put(self, key: bytes, value: bytes = b"v", **fields: Any) -> kv_pb2.PutReply:
         reply: kv_pb2.PutReply = await self.ask(kv_pb2.PutRequest(key=key, value=value, **fields))

@@ -29,6 +29,7 @@ from shalekv.settings import (
 )
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.v1 import kv_pb2
+from tests.kit.serving.answers import answered
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.requests import KEYS
@@ -182,7 +183,7 @@ async def _read_all(store: MemoryStore, runtime: Runtime) -> Answers:
     )
     reader = await Reader.open(store, settings=settings, runtime=runtime)
     found = reader.kv.batch_get(kv_pb2.BatchGetRequest(keys=KEYS), Call())
-    reply = found if isinstance(found, kv_pb2.BatchGetReply) else await found
+    reply = await answered(kv_pb2.BatchGetReply, found)
     answers: list[object] = [reply.header.seq]
     answers += [(e.found, e.value, e.seq, e.expire_at_ms) for e in reply.results]
     for is_reverse in (False, True):

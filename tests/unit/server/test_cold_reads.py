@@ -24,6 +24,7 @@ from shalekv.store.local import LocalStore
 from shalekv.v1 import kv_pb2
 from tests.kit.processes.in_process import real_runtime, serve_settings
 from tests.kit.seeds import random_of
+from tests.kit.serving.answers import answered
 from tests.kit.serving.cold_database import (
     CALL,
     PARTS,
@@ -96,7 +97,7 @@ async def _opened(
 
 async def get(process: Process, key: bytes) -> kv_pb2.GetReply:
     answer = process.kv.get(kv_pb2.GetRequest(key=key), CALL)
-    return answer if isinstance(answer, kv_pb2.GetReply) else await answer
+    return await answered(kv_pb2.GetReply, answer)
 
 
 async def get_right(process: Process, database: ColdDatabase, number: int) -> None:

@@ -29,6 +29,7 @@ from shalekv.v1 import kv_pb2
 from tests.kit.constants import set_constants
 from tests.kit.engine.replica import BY_HAND, ReplicatedDatabase, pass_s
 from tests.kit.inline_runtime import gathered
+from tests.kit.serving.answers import answered, parsed
 from tests.kit.store import FaultyStore, at_each
 from tests.kit.virtual_time import virtual_time
 
@@ -76,7 +77,7 @@ async def running(reader: Reader) -> AsyncIterator[Reader]:
 async def get(reader: Reader, key: bytes, call: Call | None = None, **header: Any) -> Any:
     request = kv_pb2.GetRequest(header=kv_pb2.RequestHeader(**header), key=key)
     answer = reader.kv.get(request, call or Call())
-    return await answer if isinstance(answer, Awaitable) else answer
+    return await answered(kv_pb2.GetReply, answer)
 
 
 WRITES: list[tuple[str, Any]] = [
@@ -266,4 +267,4 @@ async def _first_reply(reader: Reader, method: str, header: kv_pb2.RequestHeader
     answer = getattr(reader.kv, method)(requests[method], Call())
     if method == "scan":
         return (await gathered(answer))[0]
-    return await answer if isinstance(answer, Awaitable) else answer
+    return parsed(requests[method], await answer if isinstance(answer, Awaitable) else answer)

@@ -23,6 +23,7 @@ from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import InlineWorkers, gathered
+from tests.kit.serving.answers import answered
 from tests.kit.serving.roles import (
     CALL,
     HOUR_MS,
@@ -149,7 +150,7 @@ async def got(
     server: Serving | Reader, header: kv_pb2.RequestHeader, *keys: bytes
 ) -> kv_pb2.BatchGetReply:
     answer = server.kv.batch_get(kv_pb2.BatchGetRequest(header=header, keys=keys), CALL)
-    return answer if isinstance(answer, kv_pb2.BatchGetReply) else await answer
+    return await answered(kv_pb2.BatchGetReply, answer)
 
 
 SMALL_MESSAGES = LimitSettings(scan_message_bytes=1_024)

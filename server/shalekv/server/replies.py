@@ -1,0 +1,103 @@
+"""Replies to reads of keys, as serialized messages.
+
+A serialized message may be written in pieces, one after the other. So the header of a reply, which
+is the same as long as the state of the engine is, is encoded once for each state, and what was
+found is encoded behind it. The bytes are those that protobuf makes of the whole message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from shalekv.errors import ReplyTooLarge
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.transaction import RESULT_FRAME_BYTES
+from shalekv.read.engine import ReadEngine
+from shalekv.server.service import MakeHeader
+from shalekv.settings import STREAM_MESSAGE_BYTES_MAX
+from shalekv.v1 import kv_pb2
+
+NOT_FOUND_BYTES = 2  # size of an empty result in a reply
+# Makes a reply from its header and the newest entry of each key, which has no value if it
+# was deleted, or has expired at the logical time, in ms, that the last argument returns.
+MakeReply: TypeAlias = Callable[[bytes, Sequence[Entry | None], Callable[[], int]], bytes]
+_HEADER_TAG = b"\x0a"  # field 1 of each reply, with a length
+_RESULT_TAG = b"\x12"  # field 2 of a BatchGetReply, with a length
+_NO_RESULT = _RESULT_TAG + b"\0"
+_STALENESS_TAG = b"\x30"  # field 6 of a header, the last one; a number
+_SHORT_MAX = 0x7F  # the greatest number of one byte
+_SHORT = [bytes((number,)) for number in range(_SHORT_MAX + 1)]
+_CONTINUED = [bytes((0x80 | bits,)) for bits in range(_SHORT_MAX + 1)]
+
+
+def varint(number: int) -> bytes:
+    """Return a number, 0 or more, as protobuf writes it: seven bits a byte, the lowest first."""
+    encoded = b""
+    while number > _SHORT_MAX:
+        encoded += _CONTINUED[number & _SHORT_MAX]
+        number >>= 7
+    return encoded + _SHORT[number]
+
+
+class EncodedHeaders:
+    """The headers of the replies of one engine, encoded as the first field of a reply."""
+
+    def __init__(self, engine: ReadEngine, make: MakeHeader) -> None:
+        """Encode what `make` makes."""
+        self._engine = engine
+        self._make = make
+        self._state: tuple[int, int | None, int] | None = None  # the last one
+        self._body = self._field = b""  # of that state, without staleness
+
+    def encode(self, seq: int, wal_id: int | None, staleness_ms: int) -> bytes:
+        """Return the header of the state at this commit: tag, length and message."""
+        state = (seq, wal_id, self._engine.epoch)
+        if state != self._state:
+            header = self._make(seq, wal_id)
+            header.staleness_ms = 0
+            self._state = state
+            self._body = header.SerializeToString()
+            self._field = _HEADER_TAG + varint(len(self._body)) + self._body
+        if not staleness_ms:
+            return self._field
+        body = self._body + _STALENESS_TAG + varint(staleness_ms)
+        return _HEADER_TAG + varint(len(body)) + body
+
+
+def get_reply(header: bytes, entries: Sequence[Entry | None], now_ms: Callable[[], int]) -> bytes:
+    """Return a GetReply with the value of the one entry, if it has one."""
+    (entry,) = entries
+    if entry is None:
+        return header
+    _, seq, kind, value, expire_at_ms = entry
+    if kind is not Kind.PUT or (expire_at_ms and expire_at_ms <= now_ms()):
+        return header
+    found = kv_pb2.GetReply(found=True, value=value, seq=seq, expire_at_ms=expire_at_ms)
+    return header + found.SerializeToString()
+
+
+def batch_get_reply(
+    header: bytes, entries: Sequence[Entry | None], now_ms: Callable[[], int]
+) -> bytes:
+    """Return a BatchGetReply with the value of each entry that has one. Raises `ReplyTooLarge`."""
+    time_ms = now_ms()
+    parts = [header]
+    reply_bytes = 0
+    for entry in entries:
+        if entry is None or not entry.is_visible(time_ms):
+            parts.append(_NO_RESULT)
+            reply_bytes += NOT_FOUND_BYTES
+            continue
+        _, seq, _, value, expire_at_ms = entry
+        reply_bytes += RESULT_FRAME_BYTES + len(value)
+        if reply_bytes > STREAM_MESSAGE_BYTES_MAX:
+            message = (
+                f"the results for these {len(entries)} keys pass the "
+                f"{STREAM_MESSAGE_BYTES_MAX} bytes of one reply: ask for fewer keys at once"
+            )
+            raise ReplyTooLarge(message)
+        found = kv_pb2.BatchGetResult(found=True, value=value, seq=seq, expire_at_ms=expire_at_ms)
+        result = found.SerializeToString()
+        parts += (_RESULT_TAG, varint(len(result)), result)
+    return b"".join(parts)
