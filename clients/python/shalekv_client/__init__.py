@@ -68,7 +68,16 @@ from shalekv_client.errors import (
 from shalekv_client.ingest import Ingested
 from shalekv_client.operations import Get, TxnOperation
 from shalekv_client.policies import Consistency, Durability, ReadLevel, ReadPolicy, Role, Wire
-from shalekv_client.results import Commit, Entry, TxnResult, Value, View
+from shalekv_client.results import (
+    Commit,
+    Entry,
+    ProcessRequests,
+    RequestKind,
+    Stats,
+    TxnResult,
+    Value,
+    View,
+)
 from shalekv_client.retry import IdempotencyKeys, RetryPolicy
 from shalekv_client.routing.tokens import InvalidToken, SessionToken
 from shalekv_client.scan import Scan
@@ -83,16 +92,15 @@ from shalekv_client.status import (
     MemoryPart,
     MemoryStatus,
     MemtableStatus,
-    ProcessRequests,
+    ProcessState,
+    ProcessStatus,
     QuorumMemberStatus,
     QuorumStatus,
     ReaderState,
     ReaderStatus,
     Readiness,
     ReadStatus,
-    RequestKind,
     SnapshotStatus,
-    Stats,
     Status,
     StoreRequestStatus,
     WalMode,
@@ -164,6 +172,8 @@ __all__ = [
     "PageExpired",
     "Present",
     "ProcessRequests",
+    "ProcessState",
+    "ProcessStatus",
     "Put",
     "QuorumMemberStatus",
     "QuorumStatus",

@@ -35,7 +35,7 @@ from shalekv_client.policies import (
     Routing,
     Wire,
 )
-from shalekv_client.results import Commit, TxnResult, Value
+from shalekv_client.results import Commit, Stats, TxnResult, Value, stats_of
 from shalekv_client.retry import (
     READ,
     READ_AT_WRITER,
@@ -57,7 +57,7 @@ from shalekv_client.routing.tokens import SessionToken
 from shalekv_client.scan import Scan, ScanOrder
 from shalekv_client.session import Session
 from shalekv_client.snapshots import SnapshotCalls
-from shalekv_client.status import Stats, Status, stats_of, status_of
+from shalekv_client.status import Status, status_of
 from shalekv_client.stream import UNANSWERED_BYTES_MAX
 from shalekv_client.watch import Watch
 from shalekv_client.watch_stream import ClientWatches

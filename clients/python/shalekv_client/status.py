@@ -1,4 +1,4 @@
-"""The status of a server, as `Client.status` returns it, and its requests, as `Client.stats` does.
+"""The status of a server, as `Client.status` returns it.
 
 The parts of a status come first: how a process follows, is watched and is called; safekeepers;
 levels and the object store.
@@ -7,9 +7,8 @@ levels and the object store.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from shalekv.v1 import admin_pb2
 from shalekv_client.results import View, known, view_of
@@ -115,6 +114,43 @@ def percentile(histogram: Sequence[int], part: float) -> float | None:
             return least + (float(2 << number) - least) * max(0.0, wanted - passed) / count
         passed += count
     return float(1 << len(histogram))
+
+
+class ProcessState(enum.Enum):
+    """The state of one of several processes. The numbers are those of the protocol."""
+
+    STARTING = 1  # it has no connections yet
+    SERVING = 2
+    SILENT = 3  # it has not answered for some seconds; it is replaced when that lasts
+    ENDED = 4  # it is about to be replaced
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One of several processes that share a port."""
+
+    number: int
+    state: ProcessState | None  # None: one unknown to this client
+    pid: int  # 0: it has ended
+    uptime_ms: int  # 0: it does not serve yet
+    replacements: int
+    seq: int  # the newest commit that it shows; 0: it did not say
+    staleness_ms: int
+    calls: int  # that it has answered
+
+
+def process_of(status: admin_pb2.ProcessStatus) -> ProcessStatus:
+    """Decode the status of one of several processes."""
+    return ProcessStatus(
+        number=status.number,
+        state=known(ProcessState, status.state),
+        pid=status.pid,
+        uptime_ms=status.uptime_ms,
+        replacements=status.replacements,
+        seq=status.seq,
+        staleness_ms=status.staleness_ms,
+        calls=status.calls,
+    )
 
 
 def reader_of(status: admin_pb2.ReaderStatus) -> ReaderStatus:
@@ -378,59 +414,6 @@ def _cache(status: admin_pb2.CacheStatus) -> CacheStatus:
     )
 
 
-class RequestKind(enum.Enum):
-    """The price class of a request to a store. The numbers are those of the protocol."""
-
-    WRITE = 1  # a put, a copy; the beginning, a part or the end of an upload
-    LIST = 2  # a page
-    READ = 3  # a get or a head
-    DELETE = 4
-    RECORD_WRITE = 5  # in the transactional store
-    RECORD_READ = 6
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessRequests:
-    """Requests sent by one process, and by those that had its role before it."""
-
-    role: str  # "writer", "compactor" or "collector"
-    uptime_ms: int  # since the server has started the role, restarts included
-    requests: Mapping[RequestKind, int]  # of every kind that this client knows
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """The requests to the object store, process by process."""
-
-    view: View
-    url: str  # of the database, without credentials
-    endpoint: str  # HOST:PORT of the store; empty: that of the provider
-    records: str  # the kind of the transactional store, such as "dynamodb"; empty: none
-    processes: tuple[ProcessRequests, ...]
-
-
-def stats_of(reply: admin_pb2.StatsReply) -> Stats:
-    """Decode the reply to `Client.stats`."""
-    return Stats(
-        view=view_of(reply.header),
-        url=reply.url,
-        endpoint=reply.endpoint,
-        records=reply.records,
-        processes=tuple(map(_process, reply.processes)),
-    )
-
-
-def _process(message: admin_pb2.ProcessRequests) -> ProcessRequests:
-    requests = dict.fromkeys(RequestKind, 0)
-    for count in message.requests:
-        if count.kind in _NUMBERS:  # a newer server may have more kinds
-            requests[RequestKind(count.kind)] += count.requests
-    return ProcessRequests(message.role, message.uptime_ms, MappingProxyType(requests))
-
-
-_NUMBERS = frozenset(kind.value for kind in RequestKind)
-
-
 @dataclass(frozen=True, slots=True)
 class WriterStatus:
     """The state of the write path."""
@@ -511,6 +494,7 @@ class Status:
     quorum: QuorumStatus | None = None  # None without safekeepers, and at a reader
     read_readiness: Readiness | None = None  # None: the server does not report it
     write_readiness: Readiness | None = None  # None at a reader, too
+    processes: tuple[ProcessStatus, ...] = ()  # that share the port; empty: there is one alone
 
 
 def status_of(reply: admin_pb2.StatusReply) -> Status:
@@ -543,6 +527,7 @@ def status_of(reply: admin_pb2.StatusReply) -> Status:
         write_readiness=(
             readiness_of(reply.write_readiness) if reply.HasField("write_readiness") else None
         ),
+        processes=tuple(map(process_of, reply.processes)),
     )
 
 

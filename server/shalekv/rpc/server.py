@@ -52,6 +52,7 @@ from shalekv.rpc.adapter import Adapter, SwitchableHandler
 from shalekv.runtime import Runtime
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, Call, KvService, WatchService
+from shalekv.server.whole_status import add_calls
 from shalekv.settings import KIB, EndpointSettings, LimitSettings, LogLevel
 from shalekv.v1 import admin_pb2 as admin
 from shalekv.v1 import kv_pb2 as kv
@@ -93,7 +94,7 @@ def admin_methods(service: AdminService, adapter: Adapter) -> grpc.GenericRpcHan
         """Add the counts of calls, which the role does not have, to its status."""
         answer = service.status(request, call)
         reply = answer if isinstance(answer, Message) else await answer
-        reply.calls.extend(adapter.counts.statuses())
+        add_calls(reply, adapter.counts.statuses())
         return reply
 
     snapshots = service.snapshots
@@ -453,6 +454,10 @@ class Server:
         before.refuse(error)
         before.cut_off()
         await before.wait_for_cleanups(LAST_EDITS_S)
+
+    def calls(self) -> Iterator[admin.CallStatus]:
+        """Return the counts of the calls that were answered, by method."""
+        return self._adapter.counts.statuses()
 
     def set_refusal(self, error: ShaleError) -> None:
         """Refuse each call with `error` from now on. REQUIRES: `stand_by`, and no `start` since."""

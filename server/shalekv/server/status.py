@@ -205,12 +205,15 @@ class StoreUse:
             endpoint=self._place.endpoint,
             records=self._place.records,
             processes=[
-                _requests(process, now_ms) for source in self._sources for process in source()
+                process_requests(process, now_ms)
+                for source in self._sources
+                for process in source()
             ],
         )
 
 
-def _requests(process: ProcessUse, now_ms: float) -> admin_pb2.ProcessRequests:
+def process_requests(process: ProcessUse, now_ms: float) -> admin_pb2.ProcessRequests:
+    """Describe the requests of one role."""
     return admin_pb2.ProcessRequests(
         role=process.role,
         uptime_ms=max(0, int(now_ms - process.began_ms)),

@@ -110,6 +110,7 @@ class StatusReply(_message.Message):
     QUORUM_FIELD_NUMBER: _builtins.int
     READ_READINESS_FIELD_NUMBER: _builtins.int
     WRITE_READINESS_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server, such as "0.1.0"."""
     url: _builtins.str
@@ -186,6 +187,13 @@ class StatusReply(_message.Message):
         reader.
         """
 
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessStatus]:
+        """The processes that share the port, by number. Empty: there is one alone. Otherwise counters,
+        memory and caches above are sums over those that answer, the header and `reader` describe the
+        one that is least up to date, and the times count since the port was opened.
+        """
+
     def __init__(
         self,
         *,
@@ -208,14 +216,96 @@ class StatusReply(_message.Message):
         quorum: Global___QuorumStatus | None = ...,
         read_readiness: Global___Readiness | None = ...,
         write_readiness: Global___Readiness | None = ...,
+        processes: _abc.Iterable[Global___ProcessStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "processes", b"processes", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class ProcessStatus(_message.Message):
+    """One of several processes that share a port."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ProcessStatus._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: ProcessStatus._State.ValueType  # 0
+        """Never sent."""
+        STATE_STARTING: ProcessStatus._State.ValueType  # 1
+        """It has no connections yet."""
+        STATE_SERVING: ProcessStatus._State.ValueType  # 2
+        """It answers."""
+        STATE_SILENT: ProcessStatus._State.ValueType  # 3
+        """It has not answered for some seconds. It is replaced when that lasts."""
+        STATE_ENDED: ProcessStatus._State.ValueType  # 4
+        """It has ended, and is about to be replaced."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper):
+        """What it does."""
+
+    STATE_UNSPECIFIED: ProcessStatus.State.ValueType  # 0
+    """Never sent."""
+    STATE_STARTING: ProcessStatus.State.ValueType  # 1
+    """It has no connections yet."""
+    STATE_SERVING: ProcessStatus.State.ValueType  # 2
+    """It answers."""
+    STATE_SILENT: ProcessStatus.State.ValueType  # 3
+    """It has not answered for some seconds. It is replaced when that lasts."""
+    STATE_ENDED: ProcessStatus.State.ValueType  # 4
+    """It has ended, and is about to be replaced."""
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    UPTIME_MS_FIELD_NUMBER: _builtins.int
+    REPLACEMENTS_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    STALENESS_MS_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Its number, from 1. The process that replaces it has the same."""
+    state: Global___ProcessStatus.State.ValueType
+    """What it does now."""
+    pid: _builtins.int
+    """Its process id. 0: it has ended."""
+    uptime_ms: _builtins.int
+    """Milliseconds since it began to serve. 0: it does not yet."""
+    replacements: _builtins.int
+    """Number of times that a process was replaced."""
+    seq: _builtins.int
+    """The newest commit that it shows. 0: it did not say."""
+    staleness_ms: _builtins.int
+    """How old its state may be, in milliseconds, when `seq` is set."""
+    calls: _builtins.int
+    """Calls that it has answered."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        state: Global___ProcessStatus.State.ValueType = ...,
+        pid: _builtins.int = ...,
+        uptime_ms: _builtins.int = ...,
+        replacements: _builtins.int = ...,
+        seq: _builtins.int = ...,
+        staleness_ms: _builtins.int = ...,
+        calls: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "number", b"number", "pid", b"pid", "replacements", b"replacements", "seq", b"seq", "staleness_ms", b"staleness_ms", "state", b"state", "uptime_ms", b"uptime_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessStatus: _TypeAlias = ProcessStatus  # noqa: Y015
 
 @_typing.final
 class Readiness(_message.Message):

@@ -12,7 +12,7 @@ from shalekv.cli.commands.top import ROWS_MAX, Between, Observed, picture
 from shalekv.cli.console.units import size
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
 from shalekv_client import Status, WalMode
-from shalekv_client.status import status_of
+from shalekv_client.status import process_of, status_of
 
 MIB = 1 << 20
 WRITER, READER = kv_pb2.Role.ROLE_WRITER, kv_pb2.Role.ROLE_READER
@@ -169,6 +169,29 @@ def test_a_reader_has_a_line_for_its_tail() -> None:
         tailing = replace(status, reader=replace(status.reader, tail_address=address, tails=1_002))
         line = line_of(drawn(Observed("b:2", None, tailing)), "tail of safekeeper")
         assert line.startswith(f"tail of safekeeper {shown}, 1,002 begun")
+
+
+def test_processes_that_share_a_port_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each process has a row in both, and a line of `top` says how many of them serve."""
+    states = admin_pb2.ProcessStatus.State
+
+    def shared(uptime_ms: int, calls: int) -> Status:
+        following = reader(70, admin_pb2.ReaderStatus.State.STATE_FOLLOWING)
+        first = admin_pb2.ProcessStatus(
+            number=1, state=states.STATE_SERVING, pid=4_711, uptime_ms=9_000, seq=70, calls=calls
+        )
+        second = admin_pb2.ProcessStatus(number=2, state=states.STATE_ENDED, replacements=3)
+        processes = (process_of(first), process_of(second))
+        return replace(following, uptime_ms=uptime_ms, processes=processes)
+
+    text = drawn(Observed("b:2", shared(60_000, 100), shared(62_000, 300)))
+    assert line_of(text, "b:2 reader ").startswith("b:2 reader 3 70 0 1.5 s 1 of 2 serve")
+    assert line_of(text, "1 serving").startswith("1 serving 100 70 0 us 9.0 s 0")
+    assert line_of(text, "2 ended").startswith("2 ended - - - 0 us 3")
+    print_sections(shared(60_000, 100))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["1", "serving", "4,711", "9,000", "0", "70", "0", "100"] in rows
+    assert ["2", "ended", "-", "0", "3", "-", "-", "0"] in rows
 
 
 def test_names_of_users_are_no_markup() -> None:

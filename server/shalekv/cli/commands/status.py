@@ -27,6 +27,7 @@ from shalekv_client import (
     CallStatus,
     Client,
     LevelsStatus,
+    ProcessStatus,
     QuorumStatus,
     ReadStatus,
     Status,
@@ -71,7 +72,11 @@ def print_heading(text: str) -> None:
 
 
 def print_process(status: Status) -> None:
-    """Print the sections about following the writer, safekeepers, watches and calls."""
+    """Print the sections about processes, following, safekeepers, watches and calls."""
+    if status.processes:
+        print_heading("Processes")
+        names = ("process", "state", "pid", "uptime_ms", "replacements", "seq", "stale_ms", "calls")
+        print_rows(Format.TABLE, names, map(_process_row, status.processes))
     if status.reader is not None:
         print_heading("Following the writer")
         print_record(Format.TABLE, record_of(status.reader))
@@ -84,6 +89,19 @@ def print_process(status: Status) -> None:
         print_heading("Calls since the start")
         columns = ("method", "calls", "failures", "mean_ms", "p50_ms", "p99_ms")
         print_rows(Format.TABLE, columns, map(_call_row, status.calls))
+
+
+def _process_row(process: ProcessStatus) -> Sequence[Any]:
+    return (
+        process.number,
+        process.state.name.lower() if process.state else "?",
+        process.pid or None,
+        process.uptime_ms,
+        process.replacements,
+        process.seq or None,
+        process.staleness_ms if process.seq else None,
+        process.calls,
+    )
 
 
 def _print_quorum(quorum: QuorumStatus) -> None:

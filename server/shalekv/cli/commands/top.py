@@ -36,6 +36,7 @@ from shalekv_client import (
     CacheStatus,
     CallStatus,
     Client,
+    ProcessState,
     ReaderStatus,
     ReadStatus,
     RetryPolicy,
@@ -257,6 +258,9 @@ def _state(status: Status) -> Text:
     if reader is None:
         return Text("serves" if status.writer else "-")
     state = reader.state.name.lower().replace("_", " ") if reader.state else "?"
+    serving = sum(each.state is ProcessState.SERVING for each in status.processes)
+    if serving < len(status.processes):
+        return Text(f"{serving} of {len(status.processes)} serve", style="yellow")
     return Text(state, style="" if state == "following" else "yellow")
 
 
@@ -300,7 +304,8 @@ def picture(servers: Sequence[Observed]) -> RenderableType:
 
 
 def _details(between: Between, after: Status) -> Iterable[RenderableType]:
-    left = [_writing(between, after), _levels(after), _snapshots(after.snapshots)]
+    left = [_writing(between, after), _processes(between, after), _levels(after)]
+    left.append(_snapshots(after.snapshots))
     right = [_calls(between), _caches(between, after), _store(between), _watches(after)]
     return [Columns([_stacked(left), _stacked(right)], padding=(0, 4))]
 
@@ -360,6 +365,27 @@ def _add_reader(
     if after.tails:
         tail = f"{after.tail_address or '-'}, {after.tails:,} begun"
         table.add_row("tail of safekeeper", Text(tail))
+
+
+def _processes(between: Between, after: Status) -> Table | None:
+    """Table of the processes that share the port."""
+    if not after.processes:
+        return None
+    table = plain_table("process", "state", "calls/s", "seq", "stale", "up", "replaced")
+    earlier = {
+        each.pid: each.calls for each in (between.before.processes if between.before else ())
+    }
+    for each in after.processes:
+        table.add_row(
+            str(each.number),
+            each.state.name.lower() if each.state else "?",
+            rate(between.rate(each.calls, earlier.get(each.pid))),
+            f"{each.seq:,}" if each.seq else "-",
+            time(each.staleness_ms * US_PER_MS if each.seq else None),
+            time(each.uptime_ms * US_PER_MS),
+            f"{each.replacements:,}",
+        )
+    return table
 
 
 def _levels(status: Status) -> Table | None:
