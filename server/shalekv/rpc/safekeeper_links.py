@@ -8,10 +8,9 @@ safekeeper sends is converted back to its class by `error_from_status`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TypeVar
 
-import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
@@ -34,15 +33,15 @@ from shalekv.write.quorum.links import (
     NodeStatus,
     TailPiece,
 )
+from shalekv_wire.calls import Channel, ClientStream
+from shalekv_wire.status import CallFailed
 
 ReplyT = TypeVar("ReplyT", bound=Message)
-_StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
-_StreamMethod: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"
 
 _SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
 # A safekeeper asks the object store before it creates or deletes a member.
 _SLOW_CALL_MS = 60_000
-_OPTIONS = (
+_GRPCIO_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # A connection breaks when data that was sent is not acknowledged by the other machine for this
@@ -58,7 +57,6 @@ _OPTIONS = (
     ("grpc.enable_retries", 0),
 )
 
-_DETAILS = "grpc-status-details-bin"
 # Errors that are made from a text alone, by their reasons. Any other reason says no more than that
 # a node cannot answer now, and becomes a broken link.
 _ERROR_OF_REASON: Mapping[str, type[ShaleError]] = {
@@ -88,9 +86,16 @@ _CORRUPTION_OF_REASON: Mapping[str, type[CorruptObject]] = {
 }
 
 
-def error_from_status(error: grpc.aio.AioRpcError, address: str) -> ShaleError | LinkBroken:
-    """Convert a gRPC error to the error that the node at `address` has sent."""
-    status = _status_of(error)
+def grpcio_channel(address: str) -> Channel:
+    """Open a connection to a safekeeper by grpcio, which is imported then."""
+    from shalekv_client.routing.grpcio_channel import GrpcioChannel  # noqa: PLC0415
+
+    return GrpcioChannel(address, _GRPCIO_OPTIONS)
+
+
+def error_from_status(failed: CallFailed, address: str) -> ShaleError | LinkBroken:
+    """Convert the failure of a call to the error that the node at `address` has sent."""
+    status = _status_of(failed)
     info = error_details_pb2.ErrorInfo()
     bad = error_details_pb2.BadRequest()
     for detail in status.details:
@@ -108,14 +113,13 @@ def error_from_status(error: grpc.aio.AioRpcError, address: str) -> ShaleError |
         if corrupt is not None:
             offset = int(info.metadata.get("offset", "0"))
             return corrupt(info.metadata.get("object", address), offset, text)
-    return LinkBroken(f"{text} ({error.code().name})")
+    return LinkBroken(f"{text} ({failed.code.name})")
 
 
-def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
-    for key, value in error.trailing_metadata():
-        if key == _DETAILS and isinstance(value, bytes):
-            return status_pb2.Status.FromString(value)
-    return status_pb2.Status(message=error.details() or "it does not answer")
+def _status_of(failed: CallFailed) -> status_pb2.Status:
+    if failed.details:
+        return status_pb2.Status.FromString(failed.details)
+    return status_pb2.Status(message=failed.message or "it does not answer")
 
 
 class GrpcLinks:
@@ -124,8 +128,10 @@ class GrpcLinks:
     All requests raise `LinkBroken` when the node does not answer, or the error that it sends.
     """
 
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+    def __init__(self, open_channel: Callable[[str], Channel] = grpcio_channel) -> None:
+        """Create links without connections, which are opened by `open_channel`."""
+        self._open_channel = open_channel
+        self._channels: dict[str, Channel] = {}
         self._encoder = _Encoder()
 
     async def connect(self, address: str, place: DatabasePlace) -> GrpcLink:
@@ -133,17 +139,13 @@ class GrpcLinks:
 
         If the node has none, `GrpcLink.receive` raises the error instead of the first reply.
         """
-        channel = self._channel(address)
-        await self._wait_ready(channel, address)
-        propose: _StreamMethod = channel.stream_stream(f"/{_SERVICE}/Propose")
-        return GrpcLink(propose(), place, address, self._encoder)
+        channel = await self._connected(address)
+        return GrpcLink(channel.stream(f"/{_SERVICE}/Propose"), place, address, self._encoder)
 
     async def relay(self, address: str) -> GrpcRelayLink:
         """Open a stream for appends relayed to the members of a node. Raises `LinkBroken`."""
-        channel = self._channel(address)
-        await self._wait_ready(channel, address)
-        relay: _StreamMethod = channel.stream_stream(f"/{_SERVICE}/Relay")
-        return GrpcRelayLink(relay(), address)
+        channel = await self._connected(address)
+        return GrpcRelayLink(channel.stream(f"/{_SERVICE}/Relay"), address)
 
     async def fetch(
         self, address: str, database_id: bytes, member_id: bytes, first_lsn: int
@@ -193,58 +195,40 @@ class GrpcLinks:
         for channel in channels:
             await channel.close()
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        """Return the channel of an address; a new one if the old one has failed to connect.
-
-        A channel that has failed waits before it tries again, and reports that failure until it has
-        succeeded.
-        """
+    async def _connected(self, address: str) -> Channel:
+        """Return the channel of an address, with a connection. Raises `LinkBroken`."""
         channel = self._channels.get(address)
-        if channel is None or channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            # The old one is closed when nothing refers to it any more.
-            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-            self._channels[address] = channel
-        return channel
-
-    async def _wait_ready(self, channel: grpc.aio.Channel, address: str) -> None:
-        """Connect, or raise `LinkBroken` when that fails or takes too long."""
-        state = channel.get_state(try_to_connect=True)
+        if channel is None:
+            channel = self._channels[address] = self._open_channel(address)
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1_000):
-                while state is not grpc.ChannelConnectivity.READY:
-                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                        raise LinkBroken(f"{address}: nobody answers there")
-                    await channel.wait_for_state_change(state)
-                    state = channel.get_state(try_to_connect=True)
-        except TimeoutError:
-            raise LinkBroken(f"{address}: no connection within {CONNECT_TIMEOUT_MS} ms") from None
+            await channel.wait_ready(CONNECT_TIMEOUT_MS / 1_000)
+        except CallFailed as failed:
+            raise LinkBroken(f"{address}: {failed.message}") from None
+        return channel
 
     async def _unary(
         self, method: str, address: str, request: Message, reply: type[ReplyT], timeout_s: float
     ) -> ReplyT:
-        channel = self._channel(address)
-        await self._wait_ready(channel, address)
-        call = channel.unary_unary(f"/{_SERVICE}/{method}", _encoded, reply.FromString)
+        channel = await self._connected(address)
+        data = request.SerializeToString()
         try:
-            answer: ReplyT = await call(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_status(error, address) from None
-        return answer
+            answer = await channel.unary(f"/{_SERVICE}/{method}", data, timeout_s=timeout_s)
+        except CallFailed as failed:
+            raise error_from_status(failed, address) from None
+        return _decoded(answer, reply, address)
 
     async def _stream(
         self, method: str, address: str, request: Message, reply: type[ReplyT]
     ) -> AsyncIterator[ReplyT]:
-        channel = self._channel(address)
-        await self._wait_ready(channel, address)
-        call = channel.unary_stream(f"/{_SERVICE}/{method}", _encoded, reply.FromString)(request)
+        channel = await self._connected(address)
+        call = channel.stream(f"/{_SERVICE}/{method}")
         try:
-            while True:
-                message: Any = await call.read()
-                if message is grpc.aio.EOF:
-                    return
-                yield message
-        except grpc.aio.AioRpcError as error:
-            raise error_from_status(error, address) from None
+            await call.write(request.SerializeToString())
+            await call.done_writing()
+            while (data := await call.read()) is not None:
+                yield _decoded(data, reply, address)
+        except CallFailed as failed:
+            raise error_from_status(failed, address) from None
         finally:
             call.cancel()
 
@@ -253,7 +237,7 @@ class GrpcLink:
     """Stream to one member. Cancelling a `send` or `receive` ends it."""
 
     def __init__(
-        self, call: _StreamCall, place: DatabasePlace, address: str, encoder: _Encoder
+        self, call: ClientStream, place: DatabasePlace, address: str, encoder: _Encoder
     ) -> None:
         """REQUIRES: `call` has begun, and nothing was sent."""
         self._call = call
@@ -272,24 +256,22 @@ class GrpcLink:
             self._place = None
         try:
             await self._call.write(data)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            raise LinkBroken(
-                f"{self._address} takes no more"
-            ) from None  # `receive` raises the reason
+        except CallFailed:  # `receive` raises the reason
+            raise LinkBroken(f"{self._address} takes no more") from None
         except asyncio.CancelledError:
-            self._raise_if_closed()
+            self._call.cancel()
             raise
 
     async def receive(self) -> ToProposer:
         """Receive the next reply. Raises `LinkBroken`, or the error that the safekeeper sends."""
         try:
-            data: Any = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise error_from_status(error, self._address) from None
+            data = await self._call.read()
+        except CallFailed as failed:
+            raise error_from_status(failed, self._address) from None
         except asyncio.CancelledError:
-            self._raise_if_closed()
+            self._call.cancel()
             raise
-        if data is grpc.aio.EOF:
+        if data is None:
             raise LinkBroken(f"{self._address} has ended the stream")
         try:
             return to_proposer(wire.ProposeReply.FromString(data))
@@ -300,17 +282,11 @@ class GrpcLink:
         """End the stream."""
         self._call.cancel()
 
-    def _raise_if_closed(self) -> None:
-        """Raise `LinkBroken` if the call was cancelled by `close`, and not with its task."""
-        task = asyncio.current_task()
-        if task is None or not task.cancelling():
-            raise LinkBroken(f"{self._address}: the stream was closed here") from None
-
 
 class GrpcRelayLink:
     """Stream from one safekeeper to another. Cancelling a `send` ends it."""
 
-    def __init__(self, call: _StreamCall, address: str) -> None:
+    def __init__(self, call: ClientStream, address: str) -> None:
         """REQUIRES: `call` has begun."""
         self._call = call
         self._address = address
@@ -320,8 +296,11 @@ class GrpcRelayLink:
         data = relay_request(database_id, member_id, append).SerializeToString()
         try:
             await self._call.write(data)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except CallFailed:
             raise LinkBroken(f"{self._address} takes no more") from None
+        except asyncio.CancelledError:
+            self._call.cancel()
+            raise
 
     async def close(self) -> None:
         """End the stream."""
@@ -348,5 +327,8 @@ def _place_message(place: DatabasePlace) -> wire.DatabasePlace:
     return wire.DatabasePlace(database_id=place.database_id, url=place.url)
 
 
-def _encoded(request: Message) -> bytes:
-    return request.SerializeToString()
+def _decoded(data: bytes, reply: type[ReplyT], address: str) -> ReplyT:
+    try:
+        return reply.FromString(data)
+    except DecodeError:
+        raise LinkBroken(f"{address} has sent an invalid reply") from None

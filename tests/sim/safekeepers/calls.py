@@ -1,20 +1,21 @@
 """gRPC over the simulated network, as the shipped links and the shipped adapter use it.
 
-Calls behave like those of grpc.aio: see `GrpcLink`. Bytes go through the real encoding, errors
+Channels and calls are those of `shalekv_wire.calls`. Bytes go through the real encoding, errors
 through real statuses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
-from grpc import ChannelConnectivity as State
 
+from shalekv_wire.status import CallFailed, Metadata, StatusCode
 from tests.sim.nodes import Node
 from tests.sim.safekeepers.wires import RETRY_MS, Line, Listener, Pipe, Wires
 
@@ -22,7 +23,7 @@ from tests.sim.safekeepers.wires import RETRY_MS, Line, Listener, Pipe, Wires
 class End(NamedTuple):
     """End of a call."""
 
-    error: grpc.aio.AioRpcError | None = None
+    error: CallFailed | None = None
 
 
 class _Open(NamedTuple):
@@ -40,13 +41,21 @@ class _Details(NamedTuple):
     invocation_metadata: tuple[()] = ()
 
 
-def unavailable(problem: str) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.aio.Metadata(),
-        grpc.aio.Metadata(),
-        details=problem,
-    )
+class State(enum.Enum):
+    """The state of a channel."""
+
+    IDLE = enum.auto()
+    CONNECTING = enum.auto()
+    READY = enum.auto()
+    FAILED = enum.auto()  # to connect; the next attempt may succeed
+
+
+def unavailable(problem: str) -> CallFailed:
+    return CallFailed(StatusCode.UNAVAILABLE, problem)
+
+
+def cancelled() -> CallFailed:
+    return CallFailed(StatusCode.CANCELLED, "the call was cancelled by the client")
 
 
 class SimCall:
@@ -73,52 +82,48 @@ class SimCall:
 
     # The client.
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, message: bytes) -> None:
         """Send a message; waits while the other side reads none."""
         if self._is_over:
-            raise asyncio.InvalidStateError("the call is over")
-        self._up.put(data)
-        try:
-            await self._up.until_writable()
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        if self._is_cancelled:
-            raise asyncio.CancelledError
-        if self._end is not None and self._end.error is not None:
-            raise self._end.error
+            raise self._failure()
+        self._up.put(message)
+        await self._up.until_writable()
+        if self._is_cancelled or (self._end is not None and self._end.error is not None):
+            raise self._failure()
 
-    async def read(self) -> Any:
-        """The next message, or EOF; raises what the call has failed with."""
+    async def done_writing(self) -> None:
+        """Does nothing: servers end the calls of which they read one request."""
+
+    async def read(self) -> bytes | None:
+        """The next message, or None at the end; raises what the call has failed with."""
         while True:
             if self._is_cancelled:
-                raise asyncio.CancelledError
+                raise cancelled()
             if self._inbox:
                 self._down.was_read()
                 return self._inbox.popleft()
             if self._end is not None:
                 if self._end.error is not None:
                     raise self._end.error
-                return grpc.aio.EOF
-            loop = asyncio.get_running_loop()
-            self._reader = loop.create_future()
-            try:
-                await self._reader
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
 
-    def cancel(self) -> bool:
-        """End it from this side; pending reads and writes raise `CancelledError`."""
+    def cancel(self) -> None:
+        """End it from this side; pending reads and writes fail."""
         if self._is_over or self._line is None:
-            return False
+            return
         self._is_cancelled = True
         if self._line.wires.random.random() < 0.5:
             self._up.lose_some()
         self._up.put(_Reset())
         self._wake()
         self._down.shut()
-        return True
+
+    def _failure(self) -> CallFailed:
+        if self._end is not None and self._end.error is not None:
+            return self._end.error
+        return cancelled() if self._is_cancelled else unavailable("the call is over")
 
     @property
     def _is_over(self) -> bool:
@@ -218,7 +223,7 @@ class _Served:
             self._arrived.clear()
             await self._arrived.wait()
 
-    def end(self, error: grpc.aio.AioRpcError | None) -> None:
+    def end(self, error: CallFailed | None) -> None:
         self._down.put(End(error))
 
     async def _handle(self, handler: Any) -> None:
@@ -258,21 +263,18 @@ class _Context:
         await self._served.write(self._serialize(reply))
 
     async def abort_with_status(self, status: Any) -> NoReturn:
-        error = grpc.aio.AioRpcError(
-            status.code,
-            grpc.aio.Metadata(),
-            grpc.aio.Metadata(*status.trailing_metadata),
-            details=status.details,
-        )
+        code = StatusCode(status.code.value[0])
+        error = CallFailed(code, status.details, metadata=tuple(status.trailing_metadata))
         self._served.end(error)
         self.is_aborted = True
         raise grpc.aio.AbortError("aborted here")
 
 
 class SimChannel:
-    """The part of `grpc.aio.Channel` that `GrpcLinks` uses."""
+    """A `shalekv_wire.calls.Channel` of one process to one machine."""
 
     def __init__(self, wires: Wires, client: Node, listener: Listener) -> None:
+        self.address = listener.name
         self._wires = wires
         self._client = client
         self._listener = listener
@@ -280,50 +282,53 @@ class SimChannel:
         self._state = State.IDLE
         self._waiting: list[asyncio.Future[None]] = []
 
-    def get_state(self, try_to_connect: bool = False) -> State:  # noqa: FBT001, FBT002 - gRPC's own
-        if try_to_connect and self._state is State.IDLE:
-            self._become(State.CONNECTING)
-            self._call()
-        return self._state
+    async def wait_ready(self, timeout_s: float) -> None:
+        if self._state is State.FAILED:
+            self._state = State.IDLE
+        self._connect_if_idle()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._state is not State.READY:
+                    if self._state is State.FAILED:
+                        raise unavailable("nobody answers there")
+                    waiter: asyncio.Future[None] = self._wires.loop.create_future()
+                    self._waiting.append(waiter)
+                    await waiter
+                    self._connect_if_idle()
+        except TimeoutError:
+            raise unavailable(f"no connection within {timeout_s} s") from None
 
-    async def wait_for_state_change(self, last: State) -> None:
-        while self._state is last:
-            waiter: asyncio.Future[None] = self._wires.loop.create_future()
-            self._waiting.append(waiter)
-            await waiter
+    def stream(
+        self, path: str, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> SimCall:
+        assert timeout_s is None
+        assert not metadata
+        return SimCall(self._line, self._listener, path)
 
-    def stream_stream(self, method: str) -> Callable[[], SimCall]:
-        return lambda: SimCall(self._line, self._listener, method)
-
-    def unary_stream(
-        self, method: str, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]
-    ) -> Callable[[Any], _Reading]:
-        def call(request: Any) -> _Reading:
-            return _Reading(SimCall(self._line, self._listener, method), serialize(request), parse)
-
-        return call
-
-    def unary_unary(
-        self, method: str, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]
-    ) -> Callable[..., Any]:
-        async def call(request: Any, timeout: float) -> Any:
-            reading = _Reading(
-                SimCall(self._line, self._listener, method), serialize(request), parse
-            )
-            try:
-                async with asyncio.timeout(timeout):
-                    reply = await reading.read()
-            except TimeoutError:
-                raise unavailable(f"no answer within {timeout} s") from None
-            finally:
-                reading.cancel()
-            return reply
-
-        return call
+    async def unary(
+        self, path: str, request: bytes, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> bytes:
+        call = self.stream(path, metadata=metadata)
+        try:
+            async with asyncio.timeout(timeout_s):
+                with suppress(CallFailed):  # the reader gets the reason
+                    await call.write(request)
+                reply = await call.read()
+        except TimeoutError:
+            raise unavailable(f"no answer within {timeout_s} s") from None
+        finally:
+            call.cancel()
+        assert reply is not None
+        return reply
 
     async def close(self) -> None:
         if self._line is not None:
             self._line.lose_client()
+
+    def _connect_if_idle(self) -> None:
+        if self._state is State.IDLE:
+            self._become(State.CONNECTING)
+            self._call()
 
     def _call(self) -> None:
         delay_s = 2 * self._wires.draw_ms() / 1_000
@@ -336,7 +341,7 @@ class SimChannel:
             delay_s = RETRY_MS.high_ms * (0.5 + wires.random.random()) / 1_000
             wires.loop.call_later(delay_s, self._call_again, context=self._client.context)
         elif node is None or not node.alive or self._listener.methods is None:
-            self._become(State.TRANSIENT_FAILURE)
+            self._become(State.FAILED)
         else:
             self._line = wires.connect(self._client, node, self._lost)
             self._become(State.READY)
@@ -357,23 +362,3 @@ class SimChannel:
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-class _Reading:
-    """The replies to one request."""
-
-    def __init__(self, call: SimCall, data: bytes, parse: Callable[[bytes], Any]) -> None:
-        self._call = call
-        self._data: bytes | None = data
-        self._parse = parse
-
-    async def read(self) -> Any:
-        data, self._data = self._data, None
-        if data is not None:
-            with suppress(asyncio.InvalidStateError):  # the reader gets the reason
-                await self._call.write(data)
-        reply = await self._call.read()
-        return reply if reply is grpc.aio.EOF else self._parse(reply)
-
-    def cancel(self) -> bool:
-        return self._call.cancel()

@@ -18,6 +18,7 @@ from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Configuration
 from shalekv.protocol.quorum_records import Record
+from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.server.database import Quorum, create_database
 from shalekv.settings import (
     ArchiveUrlSettings,
@@ -38,7 +39,7 @@ from tests.sim.invariants.catalogue import checks
 from tests.sim.network import Match
 from tests.sim.nodes import Node
 from tests.sim.options import Trouble
-from tests.sim.safekeepers.hosts import DATA, URL, Machine, SimLinks, store_of
+from tests.sim.safekeepers.hosts import DATA, URL, Machine, links_of, store_of
 from tests.sim.safekeepers.wires import Wires
 from tests.sim.safekeepers.witness import Named, Witness, named
 from tests.sim.serial import SerialOrder
@@ -305,8 +306,8 @@ class QuorumCluster(Cluster):
         """Return a new client of the store, under the URL that safekeepers know."""
         return store_of(self.sim, node)
 
-    def links_for(self, node: Node) -> SimLinks:
-        return SimLinks(self.wires, node)
+    def links_for(self, node: Node) -> GrpcLinks:
+        return links_of(self.wires, node)
 
     def configuration(self) -> Configuration:
         """Return the members that hold the log, or held it last. REQUIRES: it was in safekeepers

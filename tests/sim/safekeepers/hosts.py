@@ -31,26 +31,9 @@ DATA = Path("/data")
 CALLS_MAX = 10_000
 
 
-class SimLinks(GrpcLinks):
-    """The shipped links of one process, over the simulated network."""
-
-    def __init__(self, wires: Wires, node: Node) -> None:
-        super().__init__()
-        self._wires = wires
-        self._node = node
-        self._sim_channels: dict[str, SimChannel] = {}
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._sim_channels.get(address)
-        if channel is None or channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            channel = SimChannel(self._wires, self._node, self._wires.listeners[address])
-            self._sim_channels[address] = channel
-        return channel  # type: ignore[return-value]  # what the links use of one
-
-    async def close(self) -> None:
-        for channel in self._sim_channels.values():
-            await channel.close()
-        self._sim_channels.clear()
+def links_of(wires: Wires, node: Node) -> GrpcLinks:
+    """Return the shipped links of one process, over the simulated network."""
+    return GrpcLinks(lambda address: SimChannel(wires, node, wires.listeners[address]))
 
 
 class _WatchedProposing(ProposeStream):
@@ -185,7 +168,7 @@ class Machine(Listener):
         workers, sync_workers = self._workers(node, 2), self._workers(node, 1)
         random = self._sim.random_for(f"{node.label}/runtime")
         runtime = Runtime(self._sim.clock_of(node), random, workers)
-        links = SimLinks(self._wires, node)
+        links = links_of(self._wires, node)
 
         def open_store(url: str, _runtime: Runtime, _settings: StoreSettings) -> ObjectStore:
             return store_of(self._sim, node, url)
