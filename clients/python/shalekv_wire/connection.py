@@ -335,7 +335,7 @@ class Connection(ABC, Generic[StreamT]):
         self.sender.forget(stream)
         stream.drop_partial()
         stream.is_local_done = stream.is_remote_done = True
-        stream.on_closed(_error_code(code), "the peer has reset the stream")
+        stream.on_closed(frames.error_code(code), "the peer has reset the stream")
 
     def _receive_settings(
         self, flags: int, stream_id: int, data: bytes, begin: int, end: int
@@ -455,10 +455,3 @@ def _check_priority(stream_id: int, data: bytes, begin: int, end: int) -> None:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame without its priority")
     if _LENGTH(data, begin)[0] & WINDOW_MAX == stream_id:
         raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
-
-
-def _error_code(number: int) -> ErrorCode:
-    try:
-        return ErrorCode(number)
-    except ValueError:
-        return ErrorCode.INTERNAL_ERROR

@@ -54,6 +54,14 @@ class ErrorCode(IntEnum):
     HTTP_1_1_REQUIRED = 13
 
 
+def error_code(number: int) -> ErrorCode:
+    """Return the error code with this number; INTERNAL_ERROR if there is none."""
+    try:
+        return ErrorCode(number)
+    except ValueError:
+        return ErrorCode.INTERNAL_ERROR
+
+
 class ConnectionFault(Exception):
     """A violation of the protocol after which a connection cannot go on."""
 

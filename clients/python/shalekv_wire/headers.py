@@ -43,6 +43,7 @@ _TABLE_BYTES_MAX = DEFAULT_TABLE_BYTES - 512
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNIT_S = {b"H": 3_600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT_NUMBER_MAX = 99_999_999
+_THREE_DIGITS = 100
 # Field names of HTTP/2 (RFC 9113, 8.2.1): tokens without upper case.
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\x00\r\n]|^[ \t]|[ \t]$")
@@ -268,15 +269,14 @@ def percent_encoded(message: str) -> bytes:
 
 
 def timeout_field(timeout_s: float) -> bytes:
-    """Encode a timeout with two or three digits, rounded up: equal blocks are decoded once."""
-    number, unit = timeout_s * 1e6, b"u"
-    for larger in (b"m", b"S", b"M", b"H"):
-        factor = 60.0 if larger in b"MH" else 1_000.0
-        if number < 1_000:  # noqa: PLR2004 - at most three digits
-            break
-        number, unit = number / factor, larger
-    rounded = int(number) + (number > int(number))
-    return b"%d" % min(max(rounded, 1), _TIMEOUT_NUMBER_MAX) + unit
+    """Encode a timeout with three digits, rounded down: equal blocks are decoded only once."""
+    number, unit = int(timeout_s * 1e3), b"m"
+    if number < _THREE_DIGITS:
+        number, unit = max(int(timeout_s * 1e6), 1), b"u"
+    elif number > _TIMEOUT_NUMBER_MAX:
+        number, unit = min(int(timeout_s), _TIMEOUT_NUMBER_MAX), b"S"
+    step = 10 ** max(len(str(number)) - 3, 0)
+    return b"%d" % (number // step * step) + unit
 
 
 def request_head(fields: Fields) -> RequestHead:

@@ -13,8 +13,9 @@ import socket
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
+from shalekv_wire.deadlines import Deadlines
 from shalekv_wire.frames import ErrorCode
 from shalekv_wire.sending import Sender
 from shalekv_wire.server_connection import (
@@ -38,7 +39,6 @@ __all__ = [
 ]
 
 CHECK_INTERVAL_S = 1.0  # between two looks at all connections
-DEADLINE_SLOT_S = 0.02  # deadlines are noticed so late at most
 # A connection that was asked to go, and whose client has not answered by then, takes no streams.
 DRAIN_ANSWER_S = 1.0
 # A connection that is closed has this time to write what it has; then it is aborted.
@@ -62,61 +62,6 @@ class ServerOptions:
     age_grace_s: float = 30.0  # calls of a connection that was asked to go may run so long
 
 
-class Expiring(Protocol):
-    """A call with a deadline."""
-
-    deadline_s: float | None
-
-    def expire(self) -> None:
-        """End the call: its deadline has passed."""
-        ...
-
-
-ExpiringT = TypeVar("ExpiringT", bound=Expiring)
-
-
-class Deadlines(Generic[ExpiringT]):
-    """The calls that wait for something, by their deadlines."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Use one timer of `loop`, while there are deadlines."""
-        self._loop = loop
-        self._slots: dict[int, dict[int, ExpiringT]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, call: ExpiringT) -> None:
-        """Expire `call` at its deadline."""
-        assert call.deadline_s is not None
-        slot = int(call.deadline_s / DEADLINE_SLOT_S) + 1
-        self._slots.setdefault(slot, {})[id(call)] = call
-        if self._timer is None:
-            self._timer = self._loop.call_later(DEADLINE_SLOT_S, self._tick)
-
-    def discard(self, call: ExpiringT) -> None:
-        """Undo `add`, if it was called."""
-        assert call.deadline_s is not None
-        number = int(call.deadline_s / DEADLINE_SLOT_S) + 1
-        slot = self._slots.get(number)
-        if slot is not None and slot.pop(id(call), None) is not None and not slot:
-            del self._slots[number]
-
-    def close(self) -> None:
-        """Forget all calls."""
-        self._slots.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _tick(self) -> None:
-        now = int(time.monotonic() / DEADLINE_SLOT_S)
-        self._timer = None
-        for number in [number for number in self._slots if number <= now]:
-            for call in [*self._slots.pop(number).values()]:
-                call.expire()
-        if self._slots and self._timer is None:
-            self._timer = self._loop.call_later(DEADLINE_SLOT_S, self._tick)
-
-
 class WireServer:
     """Serves methods on any number of listening sockets. Used on one event loop."""
 
@@ -129,8 +74,8 @@ class WireServer:
         self.connections: set[_ServerTransport] = set()
         self.received = ReceivedBytes()
         self.find = find
-        self._loop = asyncio.get_running_loop()
-        self._deadlines: Deadlines[ServerCall] = Deadlines(self._loop)
+        self.loop = asyncio.get_running_loop()
+        self._deadlines: Deadlines[ServerCall] = Deadlines(self.loop)
         self._listeners: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._check: asyncio.TimerHandle | None = None
@@ -138,14 +83,14 @@ class WireServer:
 
     async def serve(self, sock: socket.socket) -> None:
         """Accept connections of a bound socket (TCP or unix) from now on, until `stop`."""
-        create = self._loop.create_server
+        create = self.loop.create_server
         if sock.family == socket.AF_UNIX:
-            create = self._loop.create_unix_server  # type: ignore[assignment]
+            create = self.loop.create_unix_server  # type: ignore[assignment]
         backlog = self.options.backlog
         listener = await create(lambda: _ServerTransport(self), sock=sock, backlog=backlog)
         self._listeners.append(listener)
         if self._check is None:
-            self._check = self._loop.call_later(CHECK_INTERVAL_S, self._check_all)
+            self._check = self.loop.call_later(CHECK_INTERVAL_S, self._check_all)
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, wait for the calls in progress for at most `grace_s`, and close.
@@ -180,7 +125,7 @@ class WireServer:
 
     def run(self, call: StreamCall, work: Coroutine[Any, Any, None]) -> None:
         """Run the handler of a call in a task; cancel it when the call is cancelled."""
-        task = self._loop.create_task(self._run(call, work))
+        task = self.loop.create_task(self._run(call, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         call.on_cancel = task.cancel  # type: ignore[assignment] # its result is of no use
@@ -213,7 +158,7 @@ class WireServer:
         now_s = time.monotonic()
         for connection in [*self.connections]:
             connection.check(now_s)
-        self._check = self._loop.call_later(CHECK_INTERVAL_S, self._check_all)
+        self._check = self.loop.call_later(CHECK_INTERVAL_S, self._check_all)
 
 
 class _ServerTransport(asyncio.Protocol):
@@ -334,7 +279,7 @@ class _ServerTransport(asyncio.Protocol):
             self.close()
 
     def _wake(self) -> None:
-        self._server._loop.call_soon(self._flush)  # noqa: SLF001 - of the same module
+        self._server.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         data = self._sender.take()

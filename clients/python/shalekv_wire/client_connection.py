@@ -1,0 +1,509 @@
+"""The client's side of a connection: calls become streams. Pure code, as `connection`."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from shalekv_wire import frames
+from shalekv_wire.connection import CONNECTION_WINDOW, Connection
+from shalekv_wire.deadlines import Deadlines
+from shalekv_wire.frames import DEFAULT_WINDOW, PREFACE, WINDOW_MAX, ErrorCode
+from shalekv_wire.headers import (
+    CONTENT_TYPE,
+    HTTP_OK,
+    HeaderDecoder,
+    ResponseHead,
+    TooLarge,
+    literal,
+    metadata_fields,
+    response_head,
+    timeout_field,
+)
+from shalekv_wire.sending import Sender
+from shalekv_wire.status import CallFailed, Metadata, StatusCode
+from shalekv_wire.stream import STREAM_WINDOW, Limits, ReceivedBytes, Stream
+
+_POST_HTTP = b"\x83\x86"  # the fields `:method: POST` and `:scheme: http`
+_INFORMATIONAL = range(100, 200)
+# The status of a response that is none of gRPC, by its HTTP status.
+_STATUS_OF_HTTP: Mapping[int, StatusCode] = MappingProxyType(
+    {
+        400: StatusCode.INTERNAL,
+        401: StatusCode.UNAUTHENTICATED,
+        403: StatusCode.PERMISSION_DENIED,
+        404: StatusCode.UNIMPLEMENTED,
+        429: StatusCode.UNAVAILABLE,
+        502: StatusCode.UNAVAILABLE,
+        503: StatusCode.UNAVAILABLE,
+        504: StatusCode.UNAVAILABLE,
+    }
+)
+_STATUS_OF_RESET: Mapping[ErrorCode, StatusCode] = MappingProxyType(
+    {
+        ErrorCode.REFUSED_STREAM: StatusCode.UNAVAILABLE,
+        ErrorCode.CANCEL: StatusCode.CANCELLED,
+        ErrorCode.ENHANCE_YOUR_CALM: StatusCode.RESOURCE_EXHAUSTED,
+        ErrorCode.INADEQUATE_SECURITY: StatusCode.PERMISSION_DENIED,
+    }
+)
+
+
+class Opener(Protocol):
+    """The channel of a call."""
+
+    deadlines: Deadlines[ClientCall]
+
+    def forget(self, call: ClientCall) -> None:
+        """Forget a call that has no stream yet."""
+        ...
+
+    def begin_again(self, call: ClientCall) -> bool:
+        """Give a call that no server has seen another connection; False: it is not worth it."""
+        ...
+
+
+class ClientCall(Stream):
+    """One call of a client, which may wait for its stream; its id is 0 until then."""
+
+    __slots__ = (
+        "_has_header",
+        "channel",
+        "deadline_s",
+        "failure",
+        "is_done",
+        "metadata",
+        "path",
+        "was_refused",
+    )
+
+    # Set again by `open_on`; a call that has no stream sends and receives nothing.
+    connection: ClientConnection
+
+    def __init__(
+        self, channel: Opener, path: str, metadata: Metadata, deadline_s: float | None
+    ) -> None:
+        """Begin a call that has no stream yet; its deadline is watched from now on."""
+        self.channel = channel
+        self.path = path
+        self.metadata = metadata
+        self.deadline_s = deadline_s  # on the clock of `time.monotonic`
+        self.failure: CallFailed | None = None  # of a call that is done; None: it was OK
+        self.is_done = False
+        self.was_refused = False  # by a server, unseen; it was begun again
+        self.id = 0
+        self._has_header = False
+        self.partial = None
+        self.unsent = None
+        self.is_local_done = self.is_remote_done = False
+        if deadline_s is not None:
+            channel.deadlines.add(self)
+
+    def open_on(self, connection: ClientConnection, stream_id: int) -> None:
+        """Take a stream."""
+        super().__init__(connection, stream_id)
+
+    @abstractmethod
+    def on_opened(self) -> None:
+        """Send what waits for the stream: the header was sent."""
+        ...
+
+    def on_head(self, head: ResponseHead, *, ends: bool) -> None:
+        """Take the header of the response, or its trailers."""
+        if self._has_header or ends:
+            self._on_trailers(head, ends=ends)
+            return
+        if head.http_status in _INFORMATIONAL:
+            return
+        if head.http_status != HTTP_OK or not head.content_type.startswith(CONTENT_TYPE):
+            self._abandon(self._not_grpc(head))
+            return
+        self._has_header = True
+        self.encoding = head.encoding
+
+    def _on_trailers(self, head: ResponseHead, *, ends: bool) -> None:
+        if head.status is None and not self._has_header and head.http_status != HTTP_OK:
+            self._abandon(self._not_grpc(head))
+        elif head.status is None or not ends:
+            self._abandon(CallFailed(StatusCode.INTERNAL, "the trailers have no grpc-status"))
+        elif head.status is StatusCode.OK:
+            self.finish(None)
+        else:
+            self.finish(CallFailed(head.status, head.message, metadata=head.metadata))
+
+    def _not_grpc(self, head: ResponseHead) -> CallFailed:
+        status = head.http_status or 0
+        code = _STATUS_OF_HTTP.get(status, StatusCode.UNKNOWN)
+        kind = head.content_type.decode("latin-1")
+        return CallFailed(code, f"the response is none of gRPC: HTTP status {status}, {kind!r}")
+
+    def finish(self, failure: CallFailed | None) -> None:
+        """End the call; `failure` is None when it has ended with OK."""
+        if self.is_done:
+            return
+        self.is_done = True
+        self.failure = failure
+        if self.deadline_s is not None:
+            self.channel.deadlines.discard(self)
+        self.on_done()
+
+    @abstractmethod
+    def on_done(self) -> None:
+        """Tell whoever waits."""
+        ...
+
+    def _abandon(self, failure: CallFailed, code: ErrorCode = ErrorCode.CANCEL) -> None:
+        """End the call from here: its stream is reset, if it has one."""
+        if self.is_done:
+            return
+        if self.id:
+            self.connection.reset(self, code)
+        else:
+            self.channel.forget(self)
+        self.finish(failure)
+
+    def expire(self) -> None:
+        """End the call: its deadline has passed."""
+        text = "the deadline has passed" if self.id else "the deadline has passed: not connected"
+        self._abandon(CallFailed(StatusCode.DEADLINE_EXCEEDED, text, is_unsent=not self.id))
+
+    def cancel(self) -> None:
+        """End the call, unless it is over."""
+        self._abandon(CallFailed(StatusCode.CANCELLED, "the call was cancelled here"))
+
+    def on_problem(self, code: StatusCode, text: str) -> None:
+        """End the call: what the server has sent cannot be used."""
+        self._abandon(CallFailed(code, text))
+
+    def on_end(self) -> None:
+        """End the call, if the server has ended its stream without a status."""
+        if not self.is_done:
+            text = "the server has ended the stream without a status"
+            self._abandon(CallFailed(StatusCode.INTERNAL, text))
+
+    def on_closed(self, code: ErrorCode, text: str) -> None:
+        """End the call: the server has reset its stream."""
+        is_unsent = code is ErrorCode.REFUSED_STREAM
+        if is_unsent and not self.is_done and self.channel.begin_again(self):
+            return
+        status = _STATUS_OF_RESET.get(code, StatusCode.INTERNAL)
+        self.finish(CallFailed(status, f"{text} ({code.name})", is_unsent=is_unsent))
+
+    def on_sent(self) -> None:
+        """Do nothing: nobody waits for it."""
+
+    def on_local_end(self) -> None:
+        """Note that all was sent."""
+        self.is_local_done = True
+        if self.is_remote_done:
+            self.connection.remove(self)
+
+
+class ReplyFuture(asyncio.Future[bytes]):
+    """The reply of a unary call; cancelling it cancels the call."""
+
+    def __init__(self, call: UnaryClientCall) -> None:
+        """Wait for the reply to `call`."""
+        super().__init__(loop=asyncio.get_running_loop())
+        self._call = call
+
+    def cancel(self, msg: object = None) -> bool:
+        """Cancel the future, and with it the call."""
+        is_cancelled = super().cancel(msg)
+        if is_cancelled:
+            self._call.cancel()
+        return is_cancelled
+
+
+class UnaryClientCall(ClientCall):
+    """A call with one request and one reply."""
+
+    __slots__ = ("_reply", "_request", "future")
+
+    def __init__(
+        self,
+        channel: Opener,
+        path: str,
+        request: bytes,
+        *,
+        metadata: Metadata,
+        deadline_s: float | None,
+    ) -> None:
+        """Begin a call; `future` gets the reply."""
+        super().__init__(channel, path, metadata, deadline_s)
+        self._request = request
+        self._reply: bytes | None = None
+        self.future = ReplyFuture(self)
+
+    def on_opened(self) -> None:
+        """Send the request."""
+        self.connection.sender.last_message(self, self._request)
+
+    def on_message(self, message: bytes) -> None:
+        """Take the reply."""
+        if self._reply is not None:
+            text = "more than one reply to a unary call"
+            self._abandon(CallFailed(StatusCode.INTERNAL, text))
+        self._reply = message
+
+    def on_done(self) -> None:
+        """Give the reply or the failure to the caller."""
+        if self.future.done():
+            return
+        if self.failure is not None:
+            self.future.set_exception(self.failure)
+        elif self._reply is None:
+            self.future.set_exception(CallFailed(StatusCode.INTERNAL, "OK without a reply"))
+        else:
+            self.future.set_result(self._reply)
+
+
+class StreamClientCall(ClientCall):
+    """A call whose messages are written and read one by one: `ClientStream`."""
+
+    __slots__ = ("_messages", "_opened", "_reader", "_writer")
+
+    def __init__(
+        self, channel: Opener, path: str, *, metadata: Metadata, deadline_s: float | None
+    ) -> None:
+        """Begin a call."""
+        super().__init__(channel, path, metadata, deadline_s)
+        self._messages: deque[bytes] = deque()  # that were not read
+        self._opened: asyncio.Future[None] | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+
+    async def write(self, message: bytes) -> None:
+        """Send a message; returns when flow control has taken it. Raises `CallFailed`."""
+        await self._wait_open()
+        self.connection.sender.message(self, message)
+        if self.unsent is not None:
+            self._writer = asyncio.get_running_loop().create_future()
+            await self._writer
+            self._check()
+
+    async def done_writing(self) -> None:
+        """Tell the server that no more messages follow. Raises `CallFailed`."""
+        await self._wait_open()
+        if not self.is_local_done and self.ending is None:
+            self.connection.sender.end_data(self)
+
+    async def read(self) -> bytes | None:
+        """Return the next message; None when the call has ended with OK. Raises `CallFailed`."""
+        while not self._messages:
+            if self.is_done:
+                if self.failure is not None:
+                    raise self.failure
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        message = self._messages.popleft()
+        if not self._messages:
+            self.acknowledge()
+        return message
+
+    def cancel(self) -> None:
+        """End the call, unless it is over; messages that were not read are dropped."""
+        self._messages.clear()
+        super().cancel()
+
+    async def _wait_open(self) -> None:
+        while not self.id and not self.is_done:
+            self._opened = self._opened or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._opened)
+        self._check()
+
+    def _check(self) -> None:
+        if self.is_done:
+            text = "the call is over"
+            raise self.failure or CallFailed(StatusCode.CANCELLED, text)
+
+    @property
+    def wants_messages(self) -> bool:
+        """Return whether no message waits to be read."""
+        return not self._messages
+
+    def on_opened(self) -> None:
+        """Let the writer begin."""
+        _wake(self._opened)
+
+    def on_message(self, message: bytes) -> None:
+        """Keep the message until it is read."""
+        if self.is_done:
+            return
+        self._messages.append(message)
+        _wake(self._reader)
+
+    def on_sent(self) -> None:
+        """Let the writer go on."""
+        _wake(self._writer)
+
+    def on_done(self) -> None:
+        """Wake whoever waits."""
+        _wake(self._opened)
+        _wake(self._reader)
+        _wake(self._writer)
+
+
+class ClientConnection(Connection[ClientCall]):
+    """The state machine of a client's connection."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        *,
+        authority: str,
+        user_agent: str,
+        limits: Limits,
+        received: ReceivedBytes,
+        now_s: Callable[[], float],
+        on_change: Callable[[], None],
+    ) -> None:
+        """Begin with our settings.
+
+        `on_change` is called when the connection can open streams, or can do it no more.
+        """
+        super().__init__(sender, limits=limits, received=received, now_s=now_s)
+        self.is_ready = False  # the server has sent its settings
+        self.is_leaving = False  # the server takes no more streams
+        self._decoder = HeaderDecoder(response_head, list_bytes_max=limits.metadata_bytes_max)
+        self._fields = (
+            (b":authority", authority.encode("latin-1")),
+            (b"te", b"trailers"),
+            (b"content-type", CONTENT_TYPE),
+            (b"user-agent", user_agent.encode("latin-1")),
+            (b"grpc-accept-encoding", b"identity,gzip"),
+        )
+        self._blocks: dict[str, bytes] = {}  # the fields of each path, encoded
+        self._streams_max = WINDOW_MAX  # of the server
+        self._next_id = 1
+        self._on_change = on_change
+        self._now_s = now_s
+        sender.control(
+            PREFACE
+            + frames.settings_frame(
+                {
+                    frames.ENABLE_PUSH: 0,
+                    frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+                    frames.MAX_HEADER_LIST_SIZE: limits.metadata_bytes_max,
+                }
+            )
+            + frames.window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW)
+        )
+
+    @property
+    def can_open(self) -> bool:
+        """Return whether a call can have a stream now."""
+        return (
+            self.is_ready
+            and not self.is_leaving
+            and not self.is_over
+            and len(self.streams) < self._streams_max
+        )
+
+    def open(self, call: ClientCall) -> None:
+        """Open a stream for a call. REQUIRES: `can_open`."""
+        stream_id = self._next_id
+        self._next_id += 2
+        if self._next_id > WINDOW_MAX:
+            self.is_leaving = True  # all numbers are used
+        call.open_on(self, stream_id)
+        self.streams[stream_id] = call
+        block = self._blocks.get(call.path)
+        if block is None:
+            block = self._encode(call.path)
+        if call.deadline_s is not None:
+            left_s = call.deadline_s - self._now_s()
+            block += literal(b"grpc-timeout", timeout_field(left_s))
+        if call.metadata:
+            block += metadata_fields(call.metadata)
+        self.sender.headers(stream_id, block)
+        call.on_opened()
+
+    def _encode(self, path: str) -> bytes:
+        fields = self.sender.fields
+        all_fields = ((b":path", path.encode("latin-1")), *self._fields)
+        if not all(fields.knows(*field) for field in all_fields):
+            self._blocks.clear()  # what is added shifts the indices in the others
+            return _POST_HTTP + b"".join(fields.repeated(*field) for field in all_fields)
+        block = _POST_HTTP + b"".join(fields.repeated(*field) for field in all_fields)
+        self._blocks[path] = block
+        return block
+
+    def ping(self) -> None:
+        """Ask the server for a sign of life."""
+        self.sender.control(frames.frame(frames.PING, 0, 0, b"is alive"))
+
+    def on_settings(self, name: int, value: int) -> None:
+        """Note how many streams the server takes, and that fields have lost their indices."""
+        if name == frames.MAX_CONCURRENT_STREAMS:
+            self._streams_max = value
+        elif name == frames.HEADER_TABLE_SIZE:
+            self._blocks.clear()
+
+    def _receive_settings(
+        self, flags: int, stream_id: int, data: bytes, begin: int, end: int
+    ) -> None:
+        super()._receive_settings(flags, stream_id, data, begin, end)
+        self.is_ready = True
+        self._on_change()
+
+    def is_idle(self, stream_id: int) -> bool:
+        """Return whether no such stream was ever opened."""
+        return stream_id >= self._next_id or not stream_id & 1
+
+    def remove(self, stream: Stream) -> None:
+        """Note that both sides of a stream have ended."""
+        super().remove(stream)
+        self._on_change()
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        """End a stream at once, on both sides."""
+        super().reset(stream, code)
+        self._on_change()
+
+    def on_header_block(self, stream_id: int, block: bytes, *, ends: bool) -> None:
+        """Take the header or the trailers of a response."""
+        head = self.decoded(self._decoder, stream_id, block)
+        call = self.streams.get(stream_id)
+        if call is None or call.is_remote_done:
+            return  # the call was cancelled
+        if isinstance(head, TooLarge):
+            call.on_problem(StatusCode.RESOURCE_EXHAUSTED, str(head))
+            return
+        call.on_head(head, ends=ends)
+        if not ends or stream_id not in self.streams:
+            return
+        call.is_remote_done = True
+        call.drop_partial()
+        if call.is_local_done:
+            self.remove(call)
+        else:  # what the call would still send is of no use
+            self.reset(call, ErrorCode.NO_ERROR)
+        call.on_end()
+
+    def on_goaway(self, last_stream_id: int, code: int, text: str) -> None:
+        """Open no more streams; calls that the server has not seen begin again elsewhere."""
+        self.is_leaving = True
+        for stream_id in [number for number in self.streams if number > last_stream_id]:
+            call = self.streams.pop(stream_id)
+            self.sender.forget(call)
+            call.drop_partial()
+            call.is_local_done = call.is_remote_done = True
+            if not self._is_begun_again(call):
+                reason = text or frames.error_code(code).name
+                message = f"the server has not seen the call, and closes the connection: {reason}"
+                call.finish(CallFailed(StatusCode.UNAVAILABLE, message, is_unsent=True))
+        self._on_change()
+
+    def _is_begun_again(self, call: ClientCall) -> bool:
+        return not call.is_done and call.channel.begin_again(call)
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
