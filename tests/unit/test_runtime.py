@@ -1,25 +1,26 @@
-"""Tests of the worker thread: order, errors, cancellation and its end."""
+"""Tests of threads that work: their number, order, errors, cancellation and end."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from threading import Event, get_ident
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError, Event, get_ident
 
 import pytest
 
-from shalekv.runtime import WorkerThread
+from shalekv.runtime import ThreadWorkers
 
 
 @pytest.fixture
-def thread() -> Iterator[WorkerThread]:
+def thread() -> Iterator[ThreadWorkers]:
     """Yield a thread that ends with the test."""
-    thread = WorkerThread()
+    thread = ThreadWorkers(1)
     yield thread
     thread.close()
 
 
-async def test_results_come_from_one_other_thread(thread: WorkerThread) -> None:
+async def test_results_come_from_one_other_thread(thread: ThreadWorkers) -> None:
     """Functions run in the order of the calls, all in one thread that is not the loop's."""
     done: list[int] = []
     idents = await asyncio.gather(*(thread.run(_note, done, number) for number in range(20)))
@@ -28,7 +29,7 @@ async def test_results_come_from_one_other_thread(thread: WorkerThread) -> None:
     assert get_ident() not in idents
 
 
-async def test_an_error_is_that_of_its_call_alone(thread: WorkerThread) -> None:
+async def test_an_error_is_that_of_its_call_alone(thread: ThreadWorkers) -> None:
     """The error of a function is raised at its caller, and other calls are not affected."""
     failing, other = thread.run(_fail, "broken"), thread.run(len, "four")
     with pytest.raises(OSError, match="broken"):
@@ -36,7 +37,7 @@ async def test_an_error_is_that_of_its_call_alone(thread: WorkerThread) -> None:
     assert await other == 4
 
 
-async def test_a_call_that_is_given_up_is_done_all_the_same(thread: WorkerThread) -> None:
+async def test_a_call_that_is_given_up_is_done_all_the_same(thread: ThreadWorkers) -> None:
     """A cancelled call still runs before the calls after it, and affects none of them."""
     go, done = Event(), list[int]()
     held = asyncio.create_task(thread.run(go.wait, 60))
@@ -49,9 +50,24 @@ async def test_a_call_that_is_given_up_is_done_all_the_same(thread: WorkerThread
     assert done == [1, 2]
 
 
+async def test_threads_are_as_many_as_are_needed() -> None:
+    """Functions that run at once have a thread each, up to the limit; one after the other, one."""
+    workers, held, go = ThreadWorkers(3), Barrier(4), Event()
+    first = [await workers.run(get_ident) for _ in range(5)]
+    assert len({*first}) == 1
+    waiting = [asyncio.create_task(workers.run(_meet, held, go)) for _ in range(7)]
+    await asyncio.to_thread(held.wait, 60)
+    go.set()
+    held.abort()
+    assert len({*await asyncio.gather(*waiting)}) == 3
+    workers.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await workers.run(get_ident)
+
+
 def test_it_ends_when_its_work_is_done() -> None:
     """Closing waits for all submitted functions, even if their event loop has ended."""
-    thread, go, done = WorkerThread(), Event(), list[int]()
+    thread, go, done = ThreadWorkers(1), Event(), list[int]()
 
     async def leave_behind() -> None:
         waiting = [
@@ -70,6 +86,13 @@ def test_it_ends_when_its_work_is_done() -> None:
 
 def _note(done: list[int], number: int) -> int:
     done.append(number)
+    return get_ident()
+
+
+def _meet(held: Barrier, go: Event) -> int:
+    with suppress(BrokenBarrierError):  # those that come when all threads have met
+        held.wait(60)
+    assert go.wait(60)
     return get_ident()
 
 

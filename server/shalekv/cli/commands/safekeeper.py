@@ -29,7 +29,7 @@ from shalekv.cli.process.lifecycle import (
 from shalekv.cli.process.shutdown import StopRequest
 from shalekv.errors import InvalidSetting
 from shalekv.rpc.server import Server
-from shalekv.runtime import WorkerThread
+from shalekv.runtime import ThreadWorkers
 from shalekv.server.safekeeper.node import Node
 from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.settings import SafekeeperConfig, SafekeeperServerSettings
@@ -108,9 +108,9 @@ async def keep_logs(settings: SafekeeperConfig, announce: Callable[[str], None])
 
 
 @asynccontextmanager
-async def _sync_workers() -> AsyncIterator[WorkerThread]:
+async def _sync_workers() -> AsyncIterator[ThreadWorkers]:
     """A thread for syncs alone: reads and uploads must not delay them."""
-    workers = WorkerThread()
+    workers = ThreadWorkers(1)
     try:
         yield workers
     finally:
