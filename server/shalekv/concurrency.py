@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 from shalekv.errors import ShaleError, raise_if
 
@@ -30,7 +30,13 @@ def complete(waiter: Waiter, error: ShaleError | None = None) -> None:
         fail(waiter, error)
 
 
-def fail(future: asyncio.Future[Any], error: ShaleError) -> None:
+class _Failing(Protocol):
+    def set_exception(self, error: ShaleError, /) -> None: ...
+
+    def exception(self) -> BaseException | None: ...
+
+
+def fail(future: _Failing, error: ShaleError) -> None:
     """Set the error of a future whose caller may be cancelled before it receives it."""
     future.set_exception(error)
     future.exception()  # marks it as retrieved: asyncio does not log it if the caller has gone

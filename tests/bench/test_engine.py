@@ -26,6 +26,7 @@ from shalekv.server.writer import Writer
 from shalekv.settings import GIB
 from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2
+from shalekv.write.pending_replies import PendingReply
 from tests.bench.sizes import sized
 from tests.kit.processes.in_process import memory_store, real_runtime, running, serve_settings
 
@@ -147,7 +148,7 @@ async def test_durable_put() -> None:
     async def call(writer: Writer, part: list[kv_pb2.PutRequest]) -> None:
         for request in part:
             answer = writer.kv.put(request, CALL)
-            assert isinstance(answer, asyncio.Future)
+            assert isinstance(answer, PendingReply)
             await answer
 
     async with writing(MemoryObjects()) as writer:
@@ -219,7 +220,7 @@ async def test_longest_turn_of_the_largest_batch() -> None:
         turns = LoopTurns()
         for _ in range(sized(20, 2)):
             answer = writer.kv.write(kv_pb2.WriteRequest(changes=changes), CALL)
-            assert isinstance(answer, asyncio.Future)
+            assert isinstance(answer, PendingReply)
             await answer
         turns.tell("turns, batches of 10,000")
         turns = LoopTurns()

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shalekv.concurrency import fail
 from shalekv.errors import OutcomeUnknown, Overloaded, WriteTimedOut
 from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget
 from shalekv.write.logical_time import LogicalTime
-from shalekv.write.pending_replies import PendingReplies
+from shalekv.write.pending_replies import PendingReplies, PendingReply
 from tests.kit.inline_runtime import InlineClock, finish
 
 
@@ -64,6 +65,60 @@ async def test_a_call_with_a_deadline_ends_in_time_with_the_cause() -> None:
         await late
     assert not replies.end(late)
     assert (await early, len(replies), endless.done()) == (1, 1, False)
+
+
+async def test_a_reply_completes_its_call_within_the_log() -> None:
+    """A callback gets the bytes before anything else runs; a caller that awaits, the message."""
+    reply, gone, failed = (PendingReply(bytes.decode) for _ in range(3))
+    done: list[object] = []
+    for pending in (reply, gone, failed):
+        pending.add_done_callback(done.append)
+    assert not reply.done()
+    reply.set_result(b"bytes")
+    assert gone.cancel()
+    gone.set_result(b"late")
+    fail(failed, OutcomeUnknown("lost"))
+    assert done == [reply, gone, failed]
+    assert (reply.result(), reply.exception(), await reply) == (b"bytes", None, "bytes")
+    assert not reply.cancel()
+    assert gone.cancelled()
+    assert isinstance(failed.exception(), OutcomeUnknown)
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    with pytest.raises(OutcomeUnknown):
+        await failed
+    reply.add_done_callback(done.append)
+    assert done[-1] is reply
+
+
+async def test_a_caller_that_is_cancelled_gives_up_its_reply_alone() -> None:
+    """Cancelling the task that awaits a reply cancels that reply, and no other."""
+    first, second = PendingReply(bytes.decode), PendingReply(bytes.decode)
+    waiting = [asyncio.create_task(_awaited(each)) for each in (first, second)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.wait([waiting[0]])
+    assert (first.cancelled(), second.done()) == (True, False)
+    second.set_result(b"there")
+    assert await waiting[1] == "there"
+
+
+async def test_a_bug_in_a_callback_ends_no_other_call() -> None:
+    """The error of a callback is reported, and the callbacks after it are called."""
+    reply, reported = PendingReply(bytes.decode), list[object]()
+    done: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
+    reply.add_done_callback(lambda _: 1 // 0)
+    reply.add_done_callback(done.append)
+    reply.set_result(b"")
+    loop.set_exception_handler(None)
+    assert isinstance(reported.pop(), ZeroDivisionError)
+    assert done == [reply]
+
+
+async def _awaited(reply: PendingReply[str]) -> str:
+    return await reply
 
 
 LARGE = SMALL_BYTES + 1

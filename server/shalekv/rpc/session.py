@@ -23,6 +23,7 @@ from shalekv.rpc.call_counts import CallCounts, MethodCount
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
+from shalekv.write.pending_replies import PendingReply
 
 TURN_COUNT = 128  # operations begun between two chances for other tasks: some milliseconds
 RESULT_FRAME_BYTES = 24  # tags, lengths and id of a result in a message
@@ -35,6 +36,7 @@ Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
 _Method: TypeAlias = Callable[[Any, Call], Answer[Any]]
 _Reply = Message | bytes
 _Outcome: TypeAlias = _Reply | BaseException
+_Pending: TypeAlias = asyncio.Future[Any] | PendingReply[Any]
 
 
 class HeldMemory:
@@ -152,7 +154,7 @@ class Session:
         self._now_ms = now_ms
         self._now_ns = counts.now_ns
         # The unanswered operations: their bytes, and the futures or tasks of their answers.
-        self._waiting: dict[int, tuple[int, asyncio.Future[Any]]] = {}
+        self._waiting: dict[int, tuple[int, _Pending]] = {}
         self._results = ResultQueue(self._memory)
         self._is_read = False  # all requests were read
         self._refusal: ShaleError | None = None
@@ -261,8 +263,8 @@ class Session:
             self._add_reply(operation.id, kind, answer)
             self._count(kind, began_ns, has_failed=False)
             return False
-        future: asyncio.Future[Any]
-        if isinstance(answer, asyncio.Future):
+        future: _Pending
+        if isinstance(answer, asyncio.Future | PendingReply):
             future = answer
         else:
             future = tasks.create_task(_outcome(answer))
@@ -285,9 +287,7 @@ class Session:
         deadline_ms = self._now_ms() + operation.timeout_ms
         return Call(self._call.peer, deadline_ms, self._call.write_order)
 
-    def _done(
-        self, operation_id: int, kind: str, began_ns: int, future: asyncio.Future[_Outcome]
-    ) -> None:
+    def _done(self, operation_id: int, kind: str, began_ns: int, future: _Pending) -> None:
         outcome = _outcome_of(future)
         self._count(kind, began_ns, has_failed=not isinstance(outcome, _Reply))
         if self._memory.is_closed:
@@ -321,7 +321,7 @@ async def _outcome(answer: Awaitable[_Reply]) -> _Outcome:
         return error
 
 
-def _outcome_of(future: asyncio.Future[_Outcome]) -> _Outcome:
+def _outcome_of(future: _Pending) -> _Outcome:
     """Return the result or error of a future that is done."""
     if future.cancelled():
         return asyncio.CancelledError()

@@ -1,10 +1,10 @@
 """Interfaces between the transport and the roles, in protobuf messages and without gRPC.
 
 A request is a protobuf message and a `Call`; a reply is a message or its bytes, an awaitable
-of either, or an exception of `shalekv.errors`. A reply that waits for a commit is a `Future` that
-belongs to this call alone and is completed by the commit loop: a transport may await it or attach a
-callback, so it needs no task for a call. A future must never be shared between calls, since
-cancelling one call would cancel it for all of them.
+of either, or an exception of `shalekv.errors`. A reply that waits for a commit is a `PendingReply`,
+which belongs to this call alone and is completed by the commit loop, with bytes: a transport may
+await it or attach a callback, so it needs no task for a call. An awaitable must never be shared
+between calls, since cancelling one call would cancel it for all of them.
 """
 
 from __future__ import annotations

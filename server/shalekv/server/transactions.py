@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from google.protobuf.message import Message
+
 from shalekv.errors import InvalidRequest
 from shalekv.format.records import ReplyKind
 from shalekv.protocol.entry import Entry
@@ -35,9 +37,10 @@ from shalekv.protocol.transaction import (
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.server import requests
 from shalekv.server.requests import DurabilityValue
+from shalekv.server.service import MakeHeader
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
-from shalekv.write.commit import COMMIT_OVERHEAD_BYTES
+from shalekv.write.commit import COMMIT_OVERHEAD_BYTES, Receipt
 
 DELETE_RANGE_COUNT_MAX = 100  # in a Write, or in one branch of a Txn: bounds the work of one call
 
@@ -261,6 +264,38 @@ class ReplyBuilder(Generic[ReplyT]):
     def encode(self, decision: Decision | None, durability: DurabilityValue) -> bytes:
         """Serialize the reply, without its header, for an idempotency record."""
         return self.reply(decision, durability).SerializeToString()
+
+
+class ReplyEncoder:
+    """Serializes the replies of writes, header included.
+
+    Replies without results differ in two numbers of the header, so one message of each kind is
+    filled once, and serialized again and again.
+    """
+
+    def __init__(self, header: MakeHeader) -> None:
+        """`header` makes the header of a reply."""
+        self._header = header
+        # Of a class of messages and a durability: the message, and its header.
+        self._filled: dict[tuple[type[Message], int], tuple[Message, kv_pb2.ReplyHeader]] = {}
+
+    def encode(
+        self, builder: ReplyBuilder[ReplyT], durability: DurabilityValue, receipt: Receipt
+    ) -> bytes:
+        """Serialize the reply to a write."""
+        seq, wal_id, decision, _ = receipt
+        if decision is not None or wal_id is None:
+            reply = builder.reply(decision, durability)
+            reply.header.CopyFrom(self._header(seq, wal_id))
+            return reply.SerializeToString()
+        filled = self._filled.get((builder.message, durability))
+        if filled is None:
+            reply = builder.reply(None, durability)
+            reply.header.CopyFrom(self._header(seq, wal_id))
+            filled = self._filled[builder.message, durability] = (reply, reply.header)
+        message, header = filled
+        header.seq, header.wal_id = seq, wal_id
+        return message.SerializeToString()
 
 
 def _fill_write(reply: kv_pb2.WriteReply, decision: Decision) -> None:

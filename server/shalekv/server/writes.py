@@ -35,7 +35,7 @@ from shalekv.server.requests import (
     DurabilityValue,
 )
 from shalekv.server.service import Answer, Call, MakeHeader
-from shalekv.server.transactions import ReplyBuilder, ReplyT, SizedTransaction
+from shalekv.server.transactions import ReplyBuilder, ReplyEncoder, ReplyT, SizedTransaction
 from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 from shalekv.write.commit import (
@@ -47,7 +47,7 @@ from shalekv.write.commit import (
 )
 from shalekv.write.engine import WriterEngine
 from shalekv.write.idempotency import AppliedRequest, RequestInFlight
-from shalekv.write.pending_replies import PendingReplies, still_unknown
+from shalekv.write.pending_replies import PendingReplies, PendingReply, still_unknown
 
 WriteRequest: TypeAlias = (
     kv_pb2.PutRequest
@@ -85,10 +85,10 @@ async def archived_reply(
     return reply
 
 
-class _PendingReply(Generic[ReplyT]):
-    """The reply of one call, which waits for its commit. It does not refer to the changes."""
+class _WriteReply(PendingReply[ReplyT]):
+    """The reply of one write, which waits for its commit. It does not refer to the changes."""
 
-    __slots__ = ("_header", "_waiting", "builder", "call", "durability", "future", "is_confirmed")
+    __slots__ = ("_encoder", "_waiting", "builder", "call", "durability", "is_confirmed")
 
     def __init__(
         self,
@@ -96,32 +96,28 @@ class _PendingReply(Generic[ReplyT]):
         durability: DurabilityValue,
         call: Call,
         waiting: PendingReplies,
-        header: MakeHeader,
+        encoder: ReplyEncoder,
         *,
         is_confirmed: bool = False,
     ) -> None:
-        """`future` belongs to `call` alone, so cancelling it affects no other call.
-
-        `is_confirmed`: ownership is confirmed before replying that nothing was written.
-        """
+        """`is_confirmed`: ownership is confirmed before replying that nothing was written."""
+        # mypy does not put the type of a reply into the base class.
+        super().__init__(builder.message.FromString)  # type: ignore[arg-type]
         self.builder: ReplyBuilder[ReplyT] = builder
         self.durability = durability
         self.call = call
         self.is_confirmed = is_confirmed
-        self.future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
         self._waiting = waiting
-        self._header = header
+        self._encoder = encoder
 
     def settle(self, outcome: Receipt | ShaleError) -> None:
         """Complete the reply with the outcome of the commit, unless the caller has gone."""
-        if not self._waiting.end(self.future):
+        if not self._waiting.end(self):
             return
         if isinstance(outcome, Receipt):
-            reply = self.builder.reply(outcome.decision, self.durability)
-            reply.header.CopyFrom(self._header(outcome.seq, outcome.wal_id))
-            self.future.set_result(reply)
+            self.set_result(self._encoder.encode(self.builder, self.durability, outcome))
         else:
-            fail(self.future, outcome)
+            fail(self, outcome)
 
 
 @dataclass(slots=True)
@@ -129,7 +125,7 @@ class _Write(Generic[ReplyT]):
     """A checked write that may have to wait before it is submitted."""
 
     work: Sequence[Change] | Transaction
-    reply: _PendingReply[ReplyT]
+    reply: _WriteReply[ReplyT]
     size_bytes: int
     needs: Needs
     key: bytes  # idempotency key; empty: none
@@ -172,6 +168,7 @@ class Writes:
         self._store = store
         self._engine = engine
         self._clock = clock
+        self._encoder = ReplyEncoder(header)
         self._header = header
         self._queue = FifoLock()
         self._pending_replies = engine.log.pending_replies
@@ -196,7 +193,7 @@ class Writes:
         durability = requests.durability(request.durability, self._durable)
         if is_load and durability == MEMORY:
             durability = self._durable  # a load is not in memory before it is durable
-        reply = _PendingReply(builder, durability, call, self._pending_replies, self._header)
+        reply = _WriteReply(builder, durability, call, self._pending_replies, self._encoder)
         request_hash, needs, admitted_bytes = b"", _NO_NEEDS, size_bytes
         if key:
             request_hash = _request_hash(request, builder.kind)
@@ -241,12 +238,12 @@ class Writes:
             is_confirmed = requests.condition_level(request.header) == LINEARIZABLE
             # The reply shows a durable state, so it has to wait until that state is durable.
             durability = self._durable if durability == MEMORY else durability
-        reply = _PendingReply(
+        reply = _WriteReply(
             builder,
             durability,
             call,
             self._pending_replies,
-            self._header,
+            self._encoder,
             is_confirmed=is_confirmed,
         )
         key = request.header.idempotency_key
@@ -357,7 +354,7 @@ class Writes:
         return self._reply_of(reply, commit, pending)
 
     def _begin(
-        self, reply: _PendingReply[ReplyT], key: bytes, request_hash: bytes
+        self, reply: _WriteReply[ReplyT], key: bytes, request_hash: bytes
     ) -> RequestInFlight:
         """Register an admitted write, so that copies of its request wait for this one."""
         idempotency, builder = self._engine.idempotency, reply.builder
@@ -389,11 +386,11 @@ class Writes:
         else:
             if pending is not None:
                 pending.commit = commit
-        self._pending_replies.begin(reply.future, within_ms=self._left_ms(reply))
-        return self._when_durable(reply, reply.future)
+        self._pending_replies.begin(reply, within_ms=self._left_ms(reply))
+        return self._when_durable(reply, reply)
 
     def _repeat(
-        self, reply: _PendingReply[ReplyT], known: RequestInFlight | AppliedRequest
+        self, reply: _WriteReply[ReplyT], known: RequestInFlight | AppliedRequest
     ) -> Answer[ReplyT]:
         """Answer a request whose idempotency key is known, as the first one was answered."""
         if isinstance(known, AppliedRequest):
@@ -404,12 +401,12 @@ class Writes:
         self._check_available()
         known.waiting.append(reply.settle)
         if known.commit is None:
-            self._pending_replies.begin(reply.future, within_ms=self._left_ms(reply))
-            return reply.future
+            self._pending_replies.begin(reply, within_ms=self._left_ms(reply))
+            return reply
         return self._reply_of(reply, known.commit)
 
     def _reply_of(
-        self, reply: _PendingReply[ReplyT], commit: Commit, pending: RequestInFlight | None = None
+        self, reply: _WriteReply[ReplyT], commit: Commit, pending: RequestInFlight | None = None
     ) -> Answer[ReplyT]:
         """Answer a write that was submitted as `commit`, and is registered as `pending`.
 
@@ -422,19 +419,19 @@ class Writes:
             seq = commit.seq if commit.writes else self._engine.watermark.landed_seq
             message.header.CopyFrom(self._header(seq, None))
             return message
-        self._pending_replies.begin(reply.future, within_ms=self._left_ms(reply))
-        answer = self._confirmed(reply.future, commit) if reply.is_confirmed else reply.future
+        self._pending_replies.begin(reply, within_ms=self._left_ms(reply))
+        answer = self._confirmed(reply, commit) if reply.is_confirmed else reply
         return self._when_durable(reply, answer)
 
     def _when_durable(
-        self, reply: _PendingReply[ReplyT], answer: Awaitable[ReplyT]
+        self, reply: _WriteReply[ReplyT], answer: Awaitable[ReplyT]
     ) -> Awaitable[ReplyT]:
         """Delay an answer until the write is as durable as it was asked to be."""
         if reply.durability == ARCHIVED:
             return archived_reply(self._engine.archive, answer)
         return answer
 
-    def _left_ms(self, reply: _PendingReply[ReplyT]) -> float | None:
+    def _left_ms(self, reply: _WriteReply[ReplyT]) -> float | None:
         if reply.call.deadline_ms is None:
             return None
         return reply.call.answer_within_ms(self._clock.monotonic_ms())
@@ -446,20 +443,20 @@ class Writes:
         except ShaleError as error:
             raise still_unknown() from error
 
-    async def _confirmed(self, future: asyncio.Future[ReplyT], commit: Commit) -> ReplyT:
+    async def _confirmed(self, pending: PendingReply[ReplyT], commit: Commit) -> ReplyT:
         """Await the reply; confirm ownership before reporting that nothing was written.
 
         Refusals that depend on the state are treated alike.
         """
         try:
-            reply = await future
+            reply = await pending
             if not commit.writes:
                 await self._engine.ownership.confirm()
             return reply
         except _STATE_REFUSALS as error:
             refusal = error
         finally:
-            del future, commit  # their error would hold this frame
+            del pending, commit  # their error would hold this frame
         # Outside the handler: the error that ends the writer is kept for good, and would refer to
         # each refusal in whose handler it was raised.
         try:

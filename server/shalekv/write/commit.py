@@ -37,8 +37,7 @@ _KEY = itemgetter(0)  # of an Entry
 _new = tuple.__new__  # what `Entry()` calls in the end, at half the cost
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """The outcome of a commit that was not refused; everything that it depends on is durable.
 
     For a commit without changes, `seq` and `wal_id` are those of the view that decided it.

@@ -1,4 +1,4 @@
-"""Calls that wait for the outcome of their commits.
+"""Calls that wait for the outcome of their commits, and the reply of each.
 
 A call ends before its commit is settled when its deadline passes, or when no majority of the
 safekeepers answers any more. The outcome is unknown to the caller then; the commit itself
@@ -8,13 +8,113 @@ continues, and may be applied.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from shalekv.concurrency import fail
-from shalekv.errors import OutcomeUnknown, WriteTimedOut
+from shalekv.concurrency import Waiter, complete, fail, new_waiter
+from shalekv.errors import OutcomeUnknown, ShaleError, WriteTimedOut
 
 TICK_MS = 10
+
+
+MessageT = TypeVar("MessageT")
+
+
+class PendingReply(Generic[MessageT]):
+    """The serialized reply to one call, as a light future that the log completes.
+
+    A transport adds a callback, and takes the bytes of the reply in it: that needs no task, and no
+    turn of the loop. `await` parses them, for callers in this process. Only the call that waits may
+    cancel it, which affects neither other calls nor the commit.
+    """
+
+    __slots__ = ("_callbacks", "_outcome", "_parse")
+
+    def __init__(self, parse: Callable[[bytes], MessageT]) -> None:
+        """Begin without an outcome; `parse` makes the message of a serialized reply."""
+        self._parse = parse
+        self._outcome: bytes | BaseException | None = None
+        self._callbacks: list[Callable[[Any], object]] | None = []  # None: they were called
+
+    def done(self) -> bool:
+        """Return whether there is a reply, an error or a cancellation."""
+        return self._outcome is not None
+
+    def cancelled(self) -> bool:
+        """Return whether the call has given up."""
+        return isinstance(self._outcome, asyncio.CancelledError)
+
+    def exception(self) -> BaseException | None:
+        """Return the error of the call; None: there is a reply. REQUIRES: it is done."""
+        return self._outcome if isinstance(self._outcome, BaseException) else None
+
+    def result(self) -> bytes:
+        """Return the serialized reply, or raise the error of the call. REQUIRES: it is done."""
+        outcome = self._outcome
+        if type(outcome) is bytes:
+            return outcome
+        assert isinstance(outcome, BaseException)
+        try:
+            raise outcome
+        finally:
+            del self, outcome  # the error would hold this frame
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
+        """Call `callback` with this object as soon as it is done, at once if it is.
+
+        It is called from within the log, so it must neither write nor wait.
+        """
+        if self._callbacks is None:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def cancel(self) -> bool:
+        """Give up, unless it is done already; returns whether it was not."""
+        return self._complete(asyncio.CancelledError())
+
+    def set_result(self, reply: bytes) -> None:
+        """Complete the call with its reply."""
+        self._complete(reply)
+
+    def set_exception(self, error: ShaleError) -> None:
+        """Complete the call with an error."""
+        self._complete(error)
+
+    def _complete(self, outcome: bytes | BaseException) -> bool:
+        if self._outcome is not None:
+            return False
+        self._outcome = outcome
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            try:
+                callback(self)
+            except Exception as error:  # noqa: BLE001 - a bug in one call must not end the log
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "a callback of a call has failed", "exception": error}
+                )
+        return True
+
+    def __await__(self) -> Generator[Any, None, MessageT]:
+        """Return the reply, parsed, or raise the error of the call. Cancelling this cancels it."""
+        waiter = new_waiter()
+        self.add_done_callback(partial(_wake, waiter))
+        try:
+            yield from waiter
+            return self._parse(self.result())
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        finally:
+            del self, waiter  # an error would hold this frame
+
+
+def _wake(waiter: Waiter, _done: object) -> None:
+    complete(waiter)
+
+
+Waiting: TypeAlias = asyncio.Future[Any] | PendingReply[Any]
 
 
 class PendingReplies:
@@ -25,13 +125,13 @@ class PendingReplies:
         self._explain = explain
         # Future -> the tick of its deadline, if it has one. Nearly all calls are answered long
         # before, so the calls of one tick share a timer.
-        self._waiting: dict[asyncio.Future[Any], int | None] = {}
-        self._due: dict[int, dict[asyncio.Future[Any], None]] = {}
+        self._waiting: dict[Waiting, int | None] = {}
+        self._due: dict[int, dict[Waiting, None]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def begin(self, future: asyncio.Future[Any], *, within_ms: float | None = None) -> None:
+    def begin(self, future: Waiting, *, within_ms: float | None = None) -> None:
         """Let a call wait for `future`, unless it is done already.
 
         After `within_ms` it fails with `WriteTimedOut`; None: it has no deadline.
@@ -50,7 +150,7 @@ class PendingReplies:
             loop.call_at(tick * TICK_MS / 1_000, self._expire, tick)
         due[future] = None
 
-    def end(self, future: asyncio.Future[Any]) -> bool:
+    def end(self, future: Waiting) -> bool:
         """End the wait of a call. Returns whether `future` is still open, to be completed now."""
         tick = self._waiting.pop(future, None)
         if tick is not None and tick in self._due:

@@ -14,6 +14,7 @@ from shalekv.server import scans
 from shalekv.server.writer import Writer
 from shalekv.settings import KIB, MIB, DatabaseSettings, LimitSettings, WriterConfig
 from shalekv.v1 import kv_pb2
+from shalekv.write.pending_replies import PendingReply
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import gathered
 from tests.kit.serving.roles import CALL, Serving, pairs, put, serving
@@ -59,7 +60,7 @@ async def test_writer_that_ends_drops_its_views() -> None:
         tasks.create_task(writer.run())
         for key in (b"a", b"b"):
             answer = writer.kv.put(kv_pb2.PutRequest(key=key), CALL)
-            assert isinstance(answer, asyncio.Future)
+            assert isinstance(answer, PendingReply)
             await answer
         await gathered(writer.kv.scan(kv_pb2.ScanRequest(limit=1), CALL))
         assert len(writer.kv.scans.views) == 1
