@@ -129,7 +129,6 @@ class WireChannel:
             return False
         call.was_refused = True
         call.id = 0
-        call.is_local_done = call.is_remote_done = False
         self.loop.call_soon(self._begin, call)
         return True
 

@@ -97,9 +97,6 @@ class ClientCall(Stream):
         self.was_refused = False  # by a server, unseen; it was begun again
         self.id = 0
         self._has_header = False
-        self.partial = None
-        self.unsent = None
-        self.is_local_done = self.is_remote_done = False
         if deadline_s is not None:
             channel.deadlines.add(self)
 

@@ -39,9 +39,10 @@ HeadT = TypeVar("HeadT")
 
 CONNECTION_WINDOW = 4 * MIB  # bytes that a peer may send before they are received
 # Frames that cost the peer nothing: so many at once, and so many more a second.
-ALLOWANCE_MAX = 10_000
-ALLOWANCE_PER_S = 1_000
-RESET_COST = 5  # of a stream that the peer resets: it costs us a call
+# Clients whose calls time out by the hundred reset them all, and none of these frames costs more
+# than a call.
+ALLOWANCE_MAX = 20_000
+ALLOWANCE_PER_S = 5_000
 # Frames that wait for a peer that reads nothing; beyond it, the connection ends.
 UNREAD_FRAMES_MAX = 20_000
 # Streams that were reset here, of which the peer may not know yet.
@@ -331,7 +332,7 @@ class Connection(ABC, Generic[StreamT]):
             self.allowance.use()
             return
         if self.is_server:
-            self.allowance.use(RESET_COST)
+            self.allowance.use()
         self.sender.forget(stream)
         stream.drop_partial()
         stream.is_local_done = stream.is_remote_done = True

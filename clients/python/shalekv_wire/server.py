@@ -46,6 +46,15 @@ CLOSE_TIMEOUT_S = 5.0
 WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wait
 AGE_SPREAD = 0.1  # the age of a connection differs by this part, so that not all end at once
 
+# A client without traffic is probed after a minute, and is gone when it does not answer: in 90
+# seconds. One that does not acknowledge what was sent is gone after the last time.
+_LOSS_OPTIONS = {
+    "TCP_KEEPIDLE": 60,  # seconds
+    "TCP_KEEPINTVL": 10,  # seconds
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 120_000,  # milliseconds
+}
+
 _log = logging.getLogger(__name__)
 
 
@@ -203,6 +212,7 @@ class _ServerTransport(asyncio.Protocol):
             self._transport.abort()
             return
         server.connections.add(self)
+        _detect_loss(transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self._connection = ServerConnection(
             self._sender,
@@ -290,6 +300,17 @@ class _ServerTransport(asyncio.Protocol):
         if self._connection.is_finished:
             self._closing_s = time.monotonic()
             self._transport.close()
+
+
+def _detect_loss(transport: asyncio.BaseTransport) -> None:
+    """Have the operating system notice a client that is gone without a word, in some minutes."""
+    sock: socket.socket | None = transport.get_extra_info("socket")
+    if sock is None or sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _LOSS_OPTIONS.items():
+        if hasattr(socket, name):  # not on every platform
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def peer_name(transport: asyncio.BaseTransport) -> str:

@@ -393,6 +393,7 @@ class ServerConnection(Connection[ServerCall]):
         self._awaited: bytes | None = PREFACE  # the rest of it; None: it was received
         self._has_settings = False
         self._pings = _Pings()
+        self._begun: list[ServerCall] = []  # with a deadline, in the bytes that are being received
         sender.control(
             frames.settings_frame(
                 {
@@ -431,6 +432,11 @@ class ServerConnection(Connection[ServerCall]):
             if not data:
                 return
         super().receive(data)
+        if self._begun:  # the deadlines of calls whose requests are not complete
+            for call in self._begun:
+                if not call.is_remote_done:
+                    self.host.watch_deadline(call)
+            self._begun.clear()
 
     def begin_drain(self) -> None:
         """Ask the client to open no more streams; those on their way are still answered."""
@@ -496,6 +502,8 @@ class ServerConnection(Connection[ServerCall]):
             self.host.run(stream, method.handler(stream))
         if ends:
             self._end(call)
+        elif head.timeout_s is not None:
+            self._begun.append(call)
 
     def _refuse_head(self, stream_id: int, head: RequestHead, *, ends: bool) -> None:
         if head.http_status != HTTP_OK:
