@@ -11,19 +11,16 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from hpack import Decoder
-from hpack.exceptions import HPACKError, OversizedHeaderListError
-
-from shalekv_wire.frames import DEFAULT_TABLE_BYTES, ConnectionFault, ErrorCode
+from shalekv_wire.fields import ENTRY_OVERHEAD_BYTES, FieldDecoder, Fields
+from shalekv_wire.frames import DEFAULT_TABLE_BYTES
 from shalekv_wire.status import Metadata, StatusCode
 
 HeadT = TypeVar("HeadT")
-Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 BLOCKS_MAX = 256  # decoded blocks that a connection keeps
 BLOCK_BYTES_MAX = 1_024  # longer blocks are not kept
@@ -37,7 +34,6 @@ DECODED_FACTOR = 2
 _STATIC_NAMES = {b":path": 4, b":authority": 1, b"content-type": 31, b"user-agent": 58}
 _STATUS_200 = 8  # of the static table
 _FIRST_DYNAMIC = 62
-_ENTRY_OVERHEAD_BYTES = 32  # of an entry of the dynamic table
 _TABLE_BYTES_MAX = DEFAULT_TABLE_BYTES - 512
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -54,6 +50,9 @@ _RESERVED = frozenset(
     [b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"]
 )
 _REQUEST_PSEUDO = frozenset([b":method", b":scheme", b":path", b":authority"])
+# Headers of requests without their timeouts, of all connections.
+_HEADS_MAX = 1_024
+_heads: dict[tuple[tuple[bytes, bytes], ...], RequestHead] = {}
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
@@ -65,9 +64,9 @@ class TooLarge(Exception):
     """A header list that is longer than is allowed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestHead:
-    """The header of a request. Shared by all calls with an equal header block."""
+    """The header of a request. Shared by calls with equal headers, so it must not be changed."""
 
     path: str = ""
     authority: str = ""
@@ -111,7 +110,7 @@ class HeaderDecoder(Generic[HeadT]):
         """
         self._make = make
         self._list_bytes_max = list_bytes_max
-        self._decoder = Decoder(max_header_list_size=DECODED_FACTOR * list_bytes_max)
+        self._decoder = FieldDecoder(DECODED_FACTOR * list_bytes_max)
         self._kept: dict[bytes, HeadT] = {}
 
     def decode(self, block: bytes) -> HeadT:
@@ -127,39 +126,23 @@ class HeaderDecoder(Generic[HeadT]):
 
     def decode_fields(self, block: bytes) -> Fields:
         """Decode a block without making a result of it. Raises `ConnectionFault` and `TooLarge`."""
-        fields, _ = self._fields(block)
+        changes = self._decoder.changes
+        fields, size_bytes = self._decoder.decode(block)
+        if self._decoder.changes != changes:
+            self._kept.clear()  # the meaning of indices has changed
+        if size_bytes > self._list_bytes_max:
+            raise TooLarge(f"{size_bytes} bytes of metadata, and {self._list_bytes_max} at most")
         return fields
 
     def _decode(self, block: bytes) -> HeadT:
-        fields, is_changed = self._fields(block)
-        head = self._make(fields)
-        resizes_table = bool(block) and block[0] & 0xE0 == 0x20  # noqa: PLR2004 - RFC 7541, 6.3
-        if not is_changed and not resizes_table and len(block) <= BLOCK_BYTES_MAX:
+        changes = self._decoder.changes
+        head = self._make(self.decode_fields(block))
+        # A block that changes the table must be decoded each time.
+        if self._decoder.changes == changes and len(block) <= BLOCK_BYTES_MAX:
             if len(self._kept) >= BLOCKS_MAX:
                 self._kept.clear()
             self._kept[block] = head
         return head
-
-    def _fields(self, block: bytes) -> tuple[Fields, bool]:
-        """Decode a block; returns the fields, and whether it has changed the dynamic table."""
-        entries = self._decoder.header_table.dynamic_entries
-        newest, count = (entries[0] if entries else None), len(entries)
-        try:
-            fields: list[tuple[bytes, bytes]] = list(self._decoder.decode(block, raw=True))
-        except OversizedHeaderListError:
-            text = f"a header list over {DECODED_FACTOR * self._list_bytes_max} bytes"
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, text) from None
-        except HPACKError as error:
-            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from None
-        except (IndexError, ValueError, OverflowError) as error:  # of a truncated block
-            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, repr(error)) from None
-        is_changed = len(entries) != count or (entries[0] if entries else None) is not newest
-        if is_changed:
-            self._kept.clear()  # the meaning of indices has changed
-        size_bytes = sum(len(name) + len(value) + _ENTRY_OVERHEAD_BYTES for name, value in fields)
-        if size_bytes > self._list_bytes_max:
-            raise TooLarge(f"{size_bytes} bytes of metadata, and {self._list_bytes_max} at most")
-        return fields, is_changed
 
 
 class FieldEncoder:
@@ -204,7 +187,7 @@ class FieldEncoder:
         number = self._indices.get((name, value))
         if number is not None:
             return _integer(_FIRST_DYNAMIC + len(self._indices) - 1 - number, 7, 0x80)
-        size_bytes = len(name) + len(value) + _ENTRY_OVERHEAD_BYTES
+        size_bytes = len(name) + len(value) + ENTRY_OVERHEAD_BYTES
         if size_bytes > self._bytes_left:
             return literal(name, value)
         self._bytes_left -= size_bytes
@@ -281,28 +264,54 @@ def timeout_field(timeout_s: float) -> bytes:
 
 def request_head(fields: Fields) -> RequestHead:
     """Check and convert the header of a request. Raises `Malformed`."""
+    timeout: bytes | None = None
+    others: list[tuple[bytes, bytes]] = []
+    for field in fields:
+        if field[0] == b"grpc-timeout":
+            timeout = field[1]
+        else:
+            others.append(field)
+    key = tuple(others)
+    head = _heads.get(key)
+    if head is None:
+        if len(_heads) >= _HEADS_MAX:
+            _heads.clear()
+        head = _heads[key] = _request_head(others)
+    return head if timeout is None else _with_timeout(head, timeout)
+
+
+def _with_timeout(head: RequestHead, timeout: bytes) -> RequestHead:
+    timeout_s, problem = None, head.problem
+    found = _TIMEOUT.fullmatch(timeout)
+    if found is None:
+        problem = f"the grpc-timeout {timeout!r} is none"
+    else:
+        timeout_s = int(found[1]) * _UNIT_S[found[2]]
+    return RequestHead(
+        head.path,
+        head.authority,
+        timeout_s,
+        head.metadata,
+        head.encoding,
+        head.accepts_gzip,
+        head.content_length,
+        head.http_status,
+        problem,
+    )
+
+
+def _request_head(fields: Fields) -> RequestHead:
     pseudo, regular = _separated(fields, _REQUEST_PSEUDO)
     _check_request(pseudo, regular)
     named = dict(regular)
-    timeout_s, problem = None, ""
-    if b"grpc-timeout" in named:
-        found = _TIMEOUT.fullmatch(named[b"grpc-timeout"])
-        if found is None:
-            problem = f"the grpc-timeout {named[b'grpc-timeout']!r} is none"
-        else:
-            timeout_s = int(found[1]) * _UNIT_S[found[2]]
     is_grpc = named.get(b"content-type", b"").startswith(CONTENT_TYPE)
     http_status = HTTP_OK if is_grpc else 415
     if pseudo[b":method"] != b"POST":
         http_status = 405
-    try:
-        metadata = _metadata(regular)
-    except ValueError as error:
-        metadata, problem = (), str(error)
+    metadata, problem = _metadata_or_problem(regular)
     return RequestHead(
         path=pseudo.get(b":path", b"").decode("latin-1"),
         authority=pseudo.get(b":authority", b"").decode("latin-1"),
-        timeout_s=timeout_s,
         metadata=metadata,
         encoding=named.get(b"grpc-encoding", b"identity").decode("latin-1"),
         accepts_gzip=b"gzip" in named.get(b"grpc-accept-encoding", b""),
@@ -310,6 +319,13 @@ def request_head(fields: Fields) -> RequestHead:
         http_status=http_status,
         problem=problem,
     )
+
+
+def _metadata_or_problem(regular: Fields) -> tuple[Metadata, str]:
+    try:
+        return _metadata(regular), ""
+    except ValueError as error:
+        return (), str(error)
 
 
 def _check_request(pseudo: dict[bytes, bytes], regular: Fields) -> None:
