@@ -20,12 +20,21 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from shalekv.errors import BadStructure, UnsupportedVersion
 from shalekv.format.block_frame import HEADER_BYTES, pack_header, uncompressed
-from shalekv.format.coding import MAX_U64, Piece, pack_u32s, pack_u64s, padding
+from shalekv.format.coding import (
+    MAX_U64,
+    Piece,
+    lower_bound,
+    pack_u32s,
+    pack_u64s,
+    padding,
+    u32s_in_place,
+)
 from shalekv.format.columns import KIND_OF, KINDS_OF, Columns, Section, refuse_kind, violation
 from shalekv.format.records import unknown_kind
 from shalekv.protocol.entry import NO_EXPIRY, Entry
@@ -96,6 +105,7 @@ class Block:
     kinds_at: int
     keys_at: int
     values_at: int
+    key_offsets: Sequence[int]
     assigned_seq: int = 0  # sequence number of all rows, if they do not have one; 0: they do
 
     def __len__(self) -> int:
@@ -140,8 +150,8 @@ class Block:
         Newer versions come before older ones. So with the default, this is the row of the newest
         version of `key`, or the place where it would be inserted.
         """
-        row = bisect_left(range(self.rows), key, key=self._key)
-        if row == self.rows or self._seq(row) <= seq or self._key(row) != key:
+        row = lower_bound(key, self.piece.data, self.keys_at, self.key_offsets, 0, self.rows)
+        if seq == MAX_U64 or row == self.rows or self._seq(row) <= seq or self._key(row) != key:
             return row
         return self._older(row, key, seq)
 
@@ -152,9 +162,9 @@ class Block:
 
     def entry(self, row: int) -> Entry:
         """Return row `row`, 0 to `len(self)` - 1."""
-        data = self.piece.data
+        data, flags = self.piece.data, self.flags
         number = KINDS_OF[self.section][0]
-        if self.flags & HAS_KINDS:
+        if flags & HAS_KINDS:
             number = data[self.kinds_at + row]
             if number not in KINDS_OF[self.section]:
                 offset = self.piece.offset + self.kinds_at + row
@@ -162,13 +172,14 @@ class Block:
         start, end = _OFFSET_PAIR.unpack_from(data, self.value_offsets_at + 4 * row)
         value = data[self.values_at + start : self.values_at + end]
         expire_at_ms = NO_EXPIRY
-        if self.flags & HAS_EXPIRY:
+        if flags & HAS_EXPIRY:
             (expire_at_ms,) = _U64.unpack_from(data, self.expiry_at + 8 * row)
-        return Entry(self._key(row), self._seq(row), KIND_OF[number], value, expire_at_ms)
+        fields = (self._key(row), self._seq(row), KIND_OF[number], value, expire_at_ms)
+        return tuple.__new__(Entry, fields)  # half the time of Entry's own
 
     def _key(self, row: int) -> bytes:
-        start, end = _OFFSET_PAIR.unpack_from(self.piece.data, self.key_offsets_at + 4 * row)
-        return self.piece.data[self.keys_at + start : self.keys_at + end]
+        offsets, keys_at = self.key_offsets, self.keys_at
+        return self.piece.data[keys_at + offsets[row] : keys_at + offsets[row + 1]]
 
     def _older(self, row: int, key: bytes, seq: int) -> int:
         """Return the first row after `row` that is not a version of `key` newer than `seq`."""
@@ -238,5 +249,6 @@ def parse_block(piece: Piece, assigned_seq: int = 0) -> Block:
         kinds_at,
         keys_at,
         values_at,
+        u32s_in_place(piece.data, key_offsets_at, rows + 1),
         assigned_seq,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,33 @@ def crc32c(data: bytes, before: int = 0) -> int:
 def padding(length: int) -> bytes:
     """Return the zero bytes that bring `length` to a multiple of 8."""
     return bytes(-length % ALIGNMENT)
+
+
+def u32s_in_place(data: bytes, start: int, count: int) -> Sequence[int]:
+    """Return a column of 4-byte numbers that are decoded one by one, when they are used.
+
+    REQUIRES: the column is inside `data`.
+    """
+    if sys.byteorder == "little":
+        return memoryview(data)[start : start + 4 * count].cast("I")
+    return struct.unpack_from(f"<{count}I", data, start)
+
+
+def lower_bound(
+    key: bytes, data: bytes, keys_at: int, offsets: Sequence[int], low: int, high: int
+) -> int:
+    """Return the first of the keys from number `low` on that is not below `key`.
+
+    `high`: all before that number are below. The keys ascend and lie in `data` one after the other,
+    the first at `keys_at`; `offsets` are counted from there, and have the end of the last key, too.
+    """
+    while low < high:  # not `bisect`, which would call a function for each key
+        middle = (low + high) >> 1
+        if data[keys_at + offsets[middle] : keys_at + offsets[middle + 1]] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def pack_u64s(values: Sequence[int]) -> bytes:

@@ -18,7 +18,6 @@ keys ascend strictly inside a section and a lookup reads one block.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -29,16 +28,17 @@ from shalekv.errors import UnsupportedVersion
 from shalekv.format.coding import (
     ALIGNMENT,
     Piece,
+    lower_bound,
     pack_u32s,
     pack_u64s,
     padding,
+    u32s_in_place,
 )
 from shalekv.format.columns import Section, read_section
 
 _COUNTS = struct.Struct("<II")
 _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")
-_OFFSET_PAIR = struct.Struct("<II")
 _OFFSETS_AT = _COUNTS.size
 
 
@@ -79,6 +79,8 @@ class BlockIndex:
     piece: Piece
     count: int
     sections: bytes
+    keys_at: int
+    key_offsets: Sequence[int]
     assigned_seq: int = 0  # sequence number of all entries, if they do not have one; 0: they do
 
     def __len__(self) -> int:
@@ -104,15 +106,13 @@ class BlockIndex:
 
     def first_key(self, number: int) -> bytes:
         """Return the first key of block `number`, 0 to `len(self)` - 1."""
-        data, offsets_at = self.piece.data, _OFFSETS_AT + 20 * self.count
-        keys_at = offsets_at + 4 * (self.count + 1) + self.count
-        start, end = _OFFSET_PAIR.unpack_from(data, offsets_at + 4 * number)
-        return data[keys_at + start : keys_at + end]
+        offsets, keys_at = self.key_offsets, self.keys_at
+        return self.piece.data[keys_at + offsets[number] : keys_at + offsets[number + 1]]
 
     def blocks_of(self, section: Section) -> range:
         """Return the numbers of the blocks of this section."""
-        start = max(0, self.sections.find(section))
-        return range(start, start + self.sections.count(section))
+        start = self.sections.find(section)
+        return range(start, self.sections.rfind(section) + 1) if start >= 0 else range(0)
 
     def locate(self, section: Section, key: bytes) -> int | None:
         """Return the number of the only block that can hold `key`; None: no block can.
@@ -120,9 +120,13 @@ class BlockIndex:
         For a scan that begins at `key`, this is the first block to read (None: the section's
         first).
         """
-        blocks = self.blocks_of(section)
-        found = bisect_right(blocks, key, key=self.first_key)
-        return None if found == 0 else blocks[found - 1]
+        low = max(0, self.sections.find(section))
+        high = self.sections.rfind(section) + 1  # 0 if there is none
+        data, keys_at, offsets = self.piece.data, self.keys_at, self.key_offsets
+        found = lower_bound(key, data, keys_at, offsets, low, high)
+        if found < high and self.first_key(found) == key:
+            return found
+        return found - 1 if found > low else None
 
     def rows_of(self, section: Section) -> int:
         """Return the number of rows in the blocks of this section."""
@@ -155,7 +159,8 @@ def parse_index(piece: Piece, blocks_end: int) -> BlockIndex:
     _check_order(
         piece, sections_at, sections, [keys[start:stop] for start, stop in pairwise(key_offsets)]
     )
-    return BlockIndex(piece, count, sections)
+    key_offsets_in_place = u32s_in_place(piece.data, key_offsets_at, count + 1)
+    return BlockIndex(piece, count, sections, sections_at + count, key_offsets_in_place)
 
 
 def _check_order(piece: Piece, sections_at: int, sections: bytes, keys: Sequence[bytes]) -> None:

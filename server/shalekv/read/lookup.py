@@ -15,7 +15,8 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import Enum
+from typing import Final, NamedTuple
 
 from shalekv.concurrency import in_parallel
 from shalekv.format.block import Block
@@ -28,6 +29,15 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.sst_reader import OPENED_AT_ONCE, LevelSsts, OpenSst
 
 FETCHED_AT_ONCE = 64  # requests of one caller; the read budget bounds those of all
+
+
+class Unread(Enum):
+    """The answer of a lookup that would have to fetch something."""
+
+    UNREAD = "unread"
+
+
+UNREAD: Final = Unread.UNREAD
 KEYS_AT_ONCE = 128  # keys handled before other tasks may run: about 2 ms
 
 
@@ -68,6 +78,33 @@ async def find_record(ssts: LevelSsts, version: Version, record_key: bytes) -> E
         found = await _find_in_sst(ssts, opened[info.id], Section.SYSTEM, record_key, hashed)
         if found is not None:
             return found
+    return None
+
+
+def find_cached(ssts: LevelSsts, version: Version, key: bytes) -> Entry | Unread | None:
+    """Return what `find` returns, if all that it needs is in memory; else `UNREAD`.
+
+    Nothing is fetched, and there is no error.
+    """
+    hashed = key_hash(key)
+    for info in version.sources_of(key):
+        opened = ssts.cached(info)
+        if opened is None:
+            return UNREAD
+        found = None
+        number = _candidate_block(ssts, opened, Section.POINTS, key, hashed)
+        if number is not None:
+            block = ssts.cached_block(info.id, number, opened.index.assigned_seq)
+            if block is None:
+                return UNREAD
+            found = block.find(key)
+            if found is None:
+                ssts.filter_counts.false_positives += opened.filter is not None
+        fragment = opened.range_tombstones.over(key) if opened.range_tombstones else None
+        if found is not None:
+            return found if fragment is None or found.seq >= fragment.seq else None
+        if fragment is not None:
+            return None  # everything further down is older
     return None
 
 

@@ -25,6 +25,7 @@ from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, KeyRange, RangeTo
 from shalekv.protocol.loads import CommittedLoad, level_rows, load_version
 from shalekv.protocol.manifest import Version
 from shalekv.read import lookup
+from shalekv.read.lookup import UNREAD, Unread
 from shalekv.read.sorted_runs import EMPTY_RUN, MemoryRun, entries_bytes
 from shalekv.read.source import WINDOW_ROWS, MergeSource, MergeWindow, entries_in, level_sources
 from shalekv.read.sst_reader import LevelSsts
@@ -63,6 +64,21 @@ class PinnedVersion:
     async def find(self, key: bytes) -> Entry | None:
         """Return the newest entry of `key` in the levels; it may be a tombstone or expired."""
         return await lookup.find(self.ssts, self.version, key)
+
+    def find_cached(self, key: bytes) -> Entry | Unread | None:
+        """Return what `find` returns, if all that it needs is in memory; else `UNREAD`."""
+        return lookup.find_cached(self.ssts, self.version, key)
+
+    def add_cached(self, keys: Iterable[bytes], found: dict[bytes, Entry | None]) -> list[bytes]:
+        """Add what `find_cached` finds to `found`, and return the keys that are unread."""
+        unread = []
+        for key in keys:
+            entry = self.find_cached(key)
+            if entry is UNREAD:
+                unread.append(key)
+            else:
+                found[key] = entry
+        return unread
 
     async def find_many(self, keys: Sequence[bytes]) -> dict[bytes, Entry]:
         """Return what `find` returns, for each of many keys; keys not found are missing."""
@@ -195,6 +211,11 @@ class LoadedVersion(PinnedVersion):
         """Return the newest entry of `key` here or below; it may be a tombstone or expired."""
         found = await lookup.find(self.ssts, self.run, key) or self._in_memory(key)
         return found or await self.below.find(key)
+
+    def find_cached(self, key: bytes) -> Entry | Unread | None:
+        """Return what `find` returns, if all that it needs is in memory; else `UNREAD`."""
+        found = lookup.find_cached(self.ssts, self.run, key) or self._in_memory(key)
+        return found or self.below.find_cached(key)
 
     async def find_many(self, keys: Sequence[bytes]) -> dict[bytes, Entry]:
         """Return what `find` returns, for each of many keys; keys not found are missing."""

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 from shalekv.errors import ObjectNotFound, SnapshotNotFound
 from shalekv.protocol.entry import Entry
 from shalekv.read.engine import ReadEngine
+from shalekv.read.lookup import UNREAD
 from shalekv.read.version import PinnedVersion
 from shalekv.runtime import Runtime
 from shalekv.server import requests
@@ -21,6 +22,7 @@ from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 
 RETRIES_MAX = 3  # of a read whose version of the levels was deleted: each reads a newer version
+LOOKUPS_AT_ONCE = 256  # keys looked up in the levels before other tasks may run: some ms
 Retry: TypeAlias = Callable[[], Awaitable[bytes]]
 
 
@@ -76,10 +78,11 @@ class Reads:
         if staleness_ms is not None:
             engine = self._engine
             entry = engine.committed(key)
-            if entry is not None or engine.pinned.version.is_empty:
+            found = entry or engine.pinned.find_cached(key)
+            if found is not UNREAD:
                 prefix = engine.watermark
                 encoded = self._headers.encode(prefix.seq, prefix.wal_id, staleness_ms)
-                return get_reply(encoded, (entry,), engine.time.now_ms)
+                return get_reply(encoded, (found,), engine.time.now_ms)
         return self._read_keys(request.header, call, (key,), get_reply)
 
     def batch_get(self, request: kv_pb2.BatchGetRequest, call: Call) -> Answer[bytes]:
@@ -205,23 +208,25 @@ class Reads:
         if pinned.version.is_empty:
             return make_reply(header, [*map(in_memory, keys)], engine.time.now_ms)
         known = {key: in_memory(key) for key in keys}
-        missing = [key for key, entry in known.items() if entry is None and pinned.may_hold(key)]
-        if not missing:
+        unread = [key for key, entry in known.items() if entry is None]
+        if len(unread) <= LOOKUPS_AT_ONCE:
+            unread = pinned.add_cached(unread, known)
+        if not unread:
             return make_reply(header, [*map(known.get, keys)], engine.time.now_ms)
-        return self._read_levels(read, header, pinned, missing, known, retry)
+        return self._read_levels(read, header, pinned, unread, known, retry)
 
     async def _read_levels(
         self,
         read: _Read,
         header: bytes,
         pinned: PinnedVersion,
-        missing: Sequence[bytes],
+        unread: Sequence[bytes],
         known: dict[bytes, Entry | None],
         retry: Retry | None,
     ) -> bytes:
-        """Look the keys that are `missing` in memory up in the levels, and make the reply."""
+        """Look the keys that are `unread` up in the levels, and make the reply."""
         try:
-            known.update(await self._in_time(pinned.find_many(missing), read.call))
+            known.update(await self._in_time(pinned.find_many(unread), read.call))
         except ObjectNotFound as gone:
             reason = await self._engine.explain(gone, pinned)
             if retry is None or not isinstance(reason, SnapshotNotFound):

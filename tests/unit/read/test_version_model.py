@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, KeyRange, Kind
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.sst_table import SstTable
-from shalekv.read.lookup import find, find_many, may_hold
+from shalekv.read.lookup import UNREAD, find, find_many, may_hold
 from shalekv.read.scan import scan_slices
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.version import LoadedVersion, LoadPin, PinnedVersion, ReadView
@@ -210,6 +210,8 @@ def test_finding_one_or_many(drawn: Layers) -> None:
                 assert history.view.get(key) or history.held.may_hold(key)
             if key in left:
                 assert value_of(many.get(key)) == expected.get(key)
+            cached = history.held.find_cached(key)
+            assert cached is UNREAD or cached == await history.held.find(key)
 
     asyncio.run(check())
 

@@ -11,6 +11,7 @@ import pytest
 
 from shalekv.runtime import Runtime
 from shalekv.server.reader import Reader
+from shalekv.server.service import Answer
 from shalekv.server.writer import Writer
 from shalekv.settings import (
     MIB,
@@ -24,7 +25,7 @@ from shalekv.store.local import LocalStore
 from shalekv.v1 import kv_pb2
 from tests.kit.processes.in_process import real_runtime, serve_settings
 from tests.kit.seeds import random_of
-from tests.kit.serving.answers import answered
+from tests.kit.serving.answers import answered, message_of
 from tests.kit.serving.cold_database import (
     CALL,
     PARTS,
@@ -64,10 +65,11 @@ def database(folder: Path) -> ColdDatabase:
 
 @asynccontextmanager
 async def process(
-    role: str, folder: Path, *, disk: str = ""
+    role: str, folder: Path, *, disk: str = "", cache_bytes: int = 0
 ) -> AsyncIterator[tuple[Process, FaultyStore]]:
-    """A writer or a reader that has just begun, without a cache of blocks, and its store."""
-    cache, disk_cache = CacheSettings(block_cache_bytes=0), DiskCacheSettings(disk_cache_path=disk)
+    """A writer or a reader that has just begun, with a cache of blocks or none, and its store."""
+    cache = CacheSettings(block_cache_bytes=cache_bytes)
+    disk_cache = DiskCacheSettings(disk_cache_path=disk)
     with real_runtime() as runtime:
         store = FaultyStore(LocalStore(folder, runtime))
         opened = await _opened(role, store, runtime, cache, disk_cache)
@@ -133,6 +135,39 @@ async def test_first_read_of_a_new_process(database: ColdDatabase, folder: Path,
     assert found.block_requests == found.blocks_fetched <= len({info.level for info in touched})
     assert requests(store, "levels", "get", "list", "head") == 0
     assert read_bytes < 0.03 * database.level_bytes
+
+
+@EACH_ROLE
+async def test_what_is_cached_is_read_at_once(
+    database: ColdDatabase, folder: Path, role: str
+) -> None:
+    """When memory has all that a read needs, its reply is there without a task or a request, for
+    keys that exist and for others.
+    """
+    random = random_of("cached")
+    keys = [key_of(random.randrange(database.keys)) for _ in range(50)]
+    keys += [key + b"!" for key in keys]
+    many = kv_pb2.BatchGetRequest(keys=keys)
+    async with process(role, folder, cache_bytes=64 * MIB) as (opened, store):
+        first = [await get(opened, key) for key in keys]
+        before, tasks = requests(store, "levels"), asyncio.all_tasks()
+        answers = [opened.kv.get(kv_pb2.GetRequest(key=key), CALL) for key in keys]
+        together = message_of(kv_pb2.BatchGetReply, at_once(opened.kv.batch_get(many, CALL)))
+        assert requests(store, "levels") == before
+        assert asyncio.all_tasks() == tasks
+    again = [message_of(kv_pb2.GetReply, at_once(answer)) for answer in answers]
+    assert [(reply.found, reply.value, reply.seq) for reply in again] == [
+        (reply.found, reply.value, reply.seq) for reply in first
+    ]
+    assert [(result.found, result.value, result.seq) for result in together.results] == [
+        (reply.found, reply.value, reply.seq) for reply in first
+    ]
+    assert [reply.found for reply in first] == [True] * 50 + [False] * 50
+
+
+def at_once(answer: Answer[bytes]) -> bytes:
+    assert isinstance(answer, bytes)
+    return answer
 
 
 @EACH_ROLE
