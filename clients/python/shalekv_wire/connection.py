@@ -43,8 +43,10 @@ CONNECTION_WINDOW = 4 * MIB  # bytes that a peer may send before they are receiv
 # than a call.
 ALLOWANCE_MAX = 20_000
 ALLOWANCE_PER_S = 5_000
-# Frames that wait for a peer that reads nothing; beyond it, the connection ends.
-UNREAD_FRAMES_MAX = 20_000
+# A client that sends more pings than one in this time, without calls in between, is disconnected
+# at the third.
+PING_INTERVAL_S = 20.0
+PING_STRIKES_MAX = 2
 # Streams that were reset here, of which the peer may not know yet.
 FORGOTTEN_MAX = 512
 
@@ -73,6 +75,27 @@ class Allowance:
             self._refilled_s = now_s
             if self._left < 0:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames of no use")
+
+
+class Pings:
+    """The pings of a client since its last call."""
+
+    __slots__ = ("_last_s", "_mark", "_strikes")
+
+    def __init__(self) -> None:
+        """Begin without a ping."""
+        self._last_s = float("-inf")
+        self._mark: object = None
+        self._strikes = 0
+
+    def is_allowed(self, mark: object, now_s: float) -> bool:
+        """Count a ping; `mark` changes with each call and each message that is sent."""
+        if mark != self._mark:
+            self._strikes = 0
+        elif now_s - self._last_s < PING_INTERVAL_S:
+            self._strikes += 1
+        self._mark, self._last_s = mark, now_s
+        return self._strikes <= PING_STRIKES_MAX
 
 
 StreamT = TypeVar("StreamT", bound=Stream)
@@ -153,8 +176,6 @@ class Connection(ABC, Generic[StreamT]):
             self.fail(fault.code, fault.text)
             return
         self._rest = data[consumed:] if consumed < len(data) else b""
-        if self.sender.is_paused and self.sender.frame_count > UNREAD_FRAMES_MAX:
-            self.fail(ErrorCode.ENHANCE_YOUR_CALM, "frames are sent, and none are read")
 
     def fail(self, code: ErrorCode, text: str) -> None:
         """End the connection with a GOAWAY; all streams are closed."""
@@ -242,10 +263,10 @@ class Connection(ABC, Generic[StreamT]):
             return
         if flags & PADDED:
             begin, end = _unpadded(data, begin, end)
+        stream.unacknowledged_bytes += size
+        if stream.unacknowledged_bytes > STREAM_WINDOW:
+            raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "more than the window")
         if begin < end:
-            stream.unacknowledged_bytes += size
-            if stream.unacknowledged_bytes > STREAM_WINDOW:
-                raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "more than the window")
             stream.receive_data(data, begin, end)
         elif not flags & END_STREAM:
             self.allowance.use()
@@ -455,4 +476,11 @@ def _check_priority(stream_id: int, data: bytes, begin: int, end: int) -> None:
     if end - begin < _PRIORITY_BYTES:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame without its priority")
     if _LENGTH(data, begin)[0] & WINDOW_MAX == stream_id:
-        raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
+
+
+def _error_code(number: int) -> ErrorCode:
+    try:
+        return ErrorCode(number)
+    except ValueError:
+        return ErrorCode.INTERNAL_ERROR

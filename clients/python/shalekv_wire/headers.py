@@ -42,7 +42,8 @@ _TIMEOUT_NUMBER_MAX = 99_999_999
 _THREE_DIGITS = 100
 # Field names of HTTP/2 (RFC 9113, 8.2.1): tokens without upper case.
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
-_BAD_VALUE = re.compile(rb"[\x00\r\n]|^[ \t]|[ \t]$")
+# Peers of gRPC send values with a space at an end as they are, against RFC 9113, 8.2.1.
+_BAD_VALUE = re.compile(rb"[\x00\r\n]")
 _OF_CONNECTION = frozenset(
     [b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"]
 )
@@ -247,8 +248,13 @@ def status_fields(code: StatusCode, message: str, details: bytes) -> bytes:
 
 def percent_encoded(message: str) -> bytes:
     """Encode a message of a status: printable ASCII but "%" stays, each other byte is %XX."""
-    data = message.encode("utf-8", "replace")
-    return quote_from_bytes(data, safe=_PRINTABLE).encode("ascii")
+    encoded = quote_from_bytes(message.encode("utf-8", "replace"), safe=_PRINTABLE)
+    inner = encoded.strip(" ")
+    if inner != encoded:  # a field neither begins nor ends with a space
+        left = len(encoded) - len(encoded.lstrip(" "))
+        right = len(encoded) - len(inner) - left
+        encoded = "%20" * left + inner + "%20" * right
+    return encoded.encode("ascii")
 
 
 def timeout_field(timeout_s: float) -> bytes:

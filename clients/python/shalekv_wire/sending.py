@@ -100,11 +100,6 @@ class Sender:
             self._schedule()
 
     @property
-    def frame_count(self) -> int:
-        """Frames, or parts of frames, that were not taken yet."""
-        return len(self._frames)
-
-    @property
     def can_send(self) -> bool:
         """Return whether a stream that waits could send now."""
         return bool(self._ready) and self.window > 0 and not self.is_paused
@@ -203,6 +198,13 @@ class Sender:
                 stream.unsent = deque()
             stream.unsent.append(memoryview(_PREFIX(is_compressed, len(message)) + message))
             self._ready_if_open(stream)
+        self.wake()
+
+    def body(self, stream: Sending, data: bytes) -> None:
+        """Send what is no message of gRPC, and end the stream. REQUIRES: nothing is unsent."""
+        stream.unsent = deque([memoryview(data)])
+        self._ready_if_open(stream)
+        self.end_data(stream)
         self.wake()
 
     def last_message(self, stream: Sending, message: bytes) -> None:

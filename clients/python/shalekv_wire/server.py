@@ -11,7 +11,6 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +22,7 @@ from shalekv_wire.server_connection import (
     ServerCall,
     ServerConnection,
     StreamCall,
+    StreamHandler,
     Streaming,
     Unary,
 )
@@ -41,6 +41,8 @@ __all__ = [
 CHECK_INTERVAL_S = 1.0  # between two looks at all connections
 # A connection that was asked to go, and whose client has not answered by then, takes no streams.
 DRAIN_ANSWER_S = 1.0
+# Written beyond the messages that wait: replies to a client that sends, and reads nothing.
+UNREAD_BYTES_MAX = 1024 * 1024
 # A connection that is closed has this time to write what it has; then it is aborted.
 CLOSE_TIMEOUT_S = 5.0
 WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wait
@@ -132,18 +134,21 @@ class WireServer:
 
     # --- for connections and calls
 
-    def run(self, call: StreamCall, work: Coroutine[Any, Any, None]) -> None:
+    def run(self, call: StreamCall, handler: StreamHandler) -> None:
         """Run the handler of a call in a task; cancel it when the call is cancelled."""
-        task = self.loop.create_task(self._run(call, work))
+        task = self.loop.create_task(self._run(call, handler))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         call.on_cancel = task.cancel  # type: ignore[assignment] # its result is of no use
 
-    async def _run(self, call: StreamCall, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, call: StreamCall, handler: StreamHandler) -> None:
         try:
-            await work
+            await handler(call)
         except CallFailed:
             pass  # the call is over
+        except asyncio.CancelledError:
+            call.end(StatusCode.CANCELLED, "the call was cancelled in the server")
+            raise
         except Exception:  # noqa: BLE001 - a bug in one call must not end others
             _log.exception("unexpected error in the handler of %s", call.path)
             call.end(StatusCode.INTERNAL, "unexpected error in the server")
@@ -297,9 +302,19 @@ class _ServerTransport(asyncio.Protocol):
             return
         if data:
             self._transport.write(data)
+            if self._sender.is_paused and self._is_unread():
+                return
         if self._connection.is_finished:
             self._closing_s = time.monotonic()
             self._transport.close()
+
+    def _is_unread(self) -> bool:
+        """Return whether the client reads nothing of too much, and is disconnected."""
+        unread_bytes = self._transport.get_write_buffer_size()
+        if unread_bytes <= WRITE_BUFFER_BYTES_MAX + UNREAD_BYTES_MAX:
+            return False
+        self._transport.abort()
+        return True
 
 
 def _detect_loss(transport: asyncio.BaseTransport) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from shalekv_wire import frames
-from shalekv_wire.connection import CONNECTION_WINDOW, Connection
+from shalekv_wire.connection import CONNECTION_WINDOW, Connection, Pings
 from shalekv_wire.frames import (
     DEFAULT_WINDOW,
     PREFACE,
@@ -46,15 +46,14 @@ UnaryHandler: TypeAlias = Callable[["ServerCall", bytes], None]
 StreamHandler: TypeAlias = "Callable[[StreamCall], Coroutine[Any, Any, None]]"
 Find: TypeAlias = Callable[[str], "Unary | Streaming | None"]
 
-# A client that sends more pings than one in this time, without calls in between, is disconnected
-# at the third.
-PING_INTERVAL_S = 20.0
-PING_STRIKES_MAX = 2
-
 _ENCODINGS = literal(b"grpc-accept-encoding", b"identity,gzip")
 _GZIP = literal(b"grpc-encoding", b"gzip")
 _CONTENT_TYPE_FIELD = literal(b"content-type", CONTENT_TYPE)
 _TRAILERS_ONLY = b"\x88" + _CONTENT_TYPE_FIELD
+_PLAIN_BODY = b"This port speaks gRPC.\n"
+_PLAIN_FIELDS = literal(b"content-type", b"text/plain") + literal(
+    b"content-length", b"%d" % len(_PLAIN_BODY)
+)
 _COMPRESSION_LEVEL = 1
 _log = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ class Streaming:
 class Host(Protocol):
     """What calls need of the process that serves them."""
 
-    def run(self, call: StreamCall, work: Coroutine[Any, Any, None]) -> None:
+    def run(self, call: StreamCall, handler: StreamHandler) -> None:
         """Run the handler of a call in a task; cancel it when the call is cancelled."""
         ...
 
@@ -365,6 +364,29 @@ class StreamCall(ServerCall):
         self._unread_bytes = 0
 
 
+class PlainRequest(ServerCall):
+    """A request that is none of gRPC, such as the GET of a browser: answered when it has ended."""
+
+    __slots__ = ()
+
+    def receive_data(self, data: bytes, begin: int, end: int) -> None:  # noqa: ARG002 - dropped
+        """Drop what nobody reads."""
+        if self.content_left is not None:
+            self.content_left -= end - begin
+
+    def on_message(self, message: bytes) -> None:
+        """Take nothing: there are no messages."""
+
+    def on_end(self) -> None:
+        """Answer with the status, and what it means here."""
+        sender, status = self.connection.sender, b"%d" % self.head.http_status
+        sender.headers(self.id, literal(b":status", status) + _PLAIN_FIELDS)
+        sender.body(self, _PLAIN_BODY)
+
+    def on_sent(self) -> None:
+        """Note nothing: the end follows by itself."""
+
+
 class ServerConnection(Connection[ServerCall]):
     """The state machine of a server's connection."""
 
@@ -392,7 +414,7 @@ class ServerConnection(Connection[ServerCall]):
         self._last_stream_id = 0
         self._awaited: bytes | None = PREFACE  # the rest of it; None: it was received
         self._has_settings = False
-        self._pings = _Pings()
+        self._pings = Pings()
         self._begun: list[ServerCall] = []  # with a deadline, in the bytes that are being received
         sender.control(
             frames.settings_frame(
@@ -499,7 +521,7 @@ class ServerConnection(Connection[ServerCall]):
         else:
             call = stream = StreamCall(self, stream_id, head)
             self.streams[stream_id] = call
-            self.host.run(stream, method.handler(stream))
+            self.host.run(stream, method.handler)
         if ends:
             self._end(call)
         elif head.timeout_s is not None:
@@ -507,8 +529,9 @@ class ServerConnection(Connection[ServerCall]):
 
     def _refuse_head(self, stream_id: int, head: RequestHead, *, ends: bool) -> None:
         if head.http_status != HTTP_OK:
-            block = literal(b":status", b"%d" % head.http_status)
-            self._refuse_block(stream_id, block, ends=ends)
+            plain = self.streams[stream_id] = PlainRequest(self, stream_id, head)
+            if ends:
+                self._end(plain)
         elif head.problem:
             self._refuse(stream_id, StatusCode.INTERNAL, head.problem, ends=ends)
         elif head.encoding not in ENCODINGS:
@@ -531,40 +554,22 @@ class ServerConnection(Connection[ServerCall]):
 
     def _on_trailers(self, stream_id: int, block: bytes, *, ends: bool) -> None:
         """Take a block of a stream that was opened before: trailers, which gRPC does not use."""
-        stream = self.streams.get(stream_id)
+        stream, problem = self.streams.get(stream_id), ""
         try:
             trailers_of_request(self._decoder.decode_fields(block))
         except (Malformed, TooLarge) as error:
-            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from None
+            problem = str(error)
         if stream is None:
             if self.is_forgotten(stream_id):
                 return
             raise ConnectionFault(ErrorCode.STREAM_CLOSED, "a header block of a closed stream")
         if stream.is_remote_done:
             raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "a header block after the end")
+        if problem:
+            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, problem)
         if not ends:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "trailers that do not end")
         self._end(stream)
-
-
-class _Pings:
-    """The pings of a client since its last call."""
-
-    __slots__ = ("_last_s", "_mark", "_strikes")
-
-    def __init__(self) -> None:
-        self._last_s = float("-inf")
-        self._mark: object = None
-        self._strikes = 0
-
-    def is_allowed(self, mark: object, now_s: float) -> bool:
-        """Count a ping; `mark` changes with each call and each message that is sent."""
-        if mark != self._mark:
-            self._strikes = 0
-        elif now_s - self._last_s < PING_INTERVAL_S:
-            self._strikes += 1
-        self._mark, self._last_s = mark, now_s
-        return self._strikes <= PING_STRIKES_MAX
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:
