@@ -68,7 +68,7 @@ coverage: java .venv/dev.stamp $(TOOLS) ## The same tests, and which lines they 
 
 .PHONY: soak
 soak: java .venv/dev.stamp $(TOOLS) ## The long tests, then `sim`: hours
-	@$(BIN)/python -m tests.servers.obtain minio
+	@$(BIN)/python -m tests.servers.obtain minio interop-go interop-java interop-js
 	@$(PYTEST) -m soak $(ARGS)
 	@$(MAKE) sim ARGS=
 

@@ -7,7 +7,12 @@
     mariadb      Debian's archive, or what is installed
     postgres     Debian's archive, or what is installed
     etcd         Debian's archive, or what is installed
+    nginx        Debian's archive, or what is installed
+    h2spec       Go's module proxy, built here by tests/wire/interop/go
     minio        Go's module proxy, built here, which takes minutes: only if it is named
+    interop-go   gRPC's interop client and server: like h2spec, and only if it is named
+    interop-java those of Java, from Maven Central: only if it is named
+    interop-js   grpc-js, by npm: only if it is named
 
 moto is not among them: it is a package of the Python environment. A server is
 installed again when the file or the version that names it here has changed.
@@ -23,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +42,11 @@ MINIO = "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c"
 GOOGLE = "github.com/fsouza/fake-gcs-server@v1.56.1"
 NPM_FILES = ("package.json", "package-lock.json")
 POM = HERE / "maven" / "pom.xml"
+INTEROP = HERE.parent / "wire" / "interop"
+GO_FILES = (INTEROP / "go" / "go.mod", INTEROP / "go" / "go.sum")
+H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec"
+GO_PEERS = ("google.golang.org/grpc/interop/client", "google.golang.org/grpc/interop/server")
+INTEROP_POM = INTEROP / "java" / "pom.xml"
 COPY_JARS = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 BUILD_S = 1_800.0  # MinIO takes four minutes of two cores, more on a busy machine
 
@@ -105,11 +115,16 @@ def _recipes() -> Mapping[str, Recipe]:
         "versitygw": Recipe(VERSITYGW, partial(_go, VERSITYGW)),
         "minio": Recipe(MINIO, partial(_go, MINIO), is_for_all=False),
         "google": Recipe(GOOGLE, partial(_go, GOOGLE)),
-        "npm": Recipe(_digest(*(HERE / "npm" / name for name in NPM_FILES)), _npm),
-        "dynamodb": Recipe(_digest(POM), _dynamodb),
+        "npm": _npm(HERE / "npm"),
+        "dynamodb": _maven(POM),
         "mariadb": Recipe("mariadb-server-core", _mariadb),
         "postgres": Recipe("postgresql", _postgres),
         "etcd": Recipe("etcd-server", _etcd),
+        "nginx": Recipe("nginx", _nginx),
+        "h2spec": _go_tools(H2SPEC),
+        "interop-go": replace(_go_tools(*GO_PEERS), is_for_all=False),
+        "interop-java": replace(_maven(INTEROP_POM), is_for_all=False),
+        "interop-js": replace(_npm(INTEROP / "js"), is_for_all=False),
     }
 
 
@@ -118,18 +133,36 @@ def _go(package: str, folder: Path) -> None:
     run(["go", "install", package], within_s=BUILD_S, env=env)
 
 
-def _npm(folder: Path) -> None:
-    for name in NPM_FILES:
-        shutil.copy(HERE / "npm" / name, folder)
-    flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-    run(["npm", "ci", *flags], within_s=BUILD_S, cwd=folder)
+def _go_tools(*packages: str) -> Recipe:
+    """Tools of the module in tests/wire/interop/go, which pins all that they need."""
+
+    def install(folder: Path) -> None:
+        env = {"GOBIN": str(folder / "bin"), "CGO_ENABLED": "0"}
+        run(["go", "install", *packages], within_s=BUILD_S, env=env, cwd=GO_FILES[0].parent)
+
+    return Recipe(_digest(*GO_FILES), install)
 
 
-def _dynamodb(folder: Path) -> None:
-    argv = ["mvn", "--batch-mode", "--quiet", f"--file={POM}", COPY_JARS]
-    argv += [f"-Dmaven.repo.local={folder / 'repository'}", f"-DoutputDirectory={folder / 'lib'}"]
-    run(argv, within_s=BUILD_S)
-    shutil.rmtree(folder / "repository")  # its jars have been copied
+def _npm(project: Path) -> Recipe:
+    files = [project / name for name in NPM_FILES]
+
+    def install(folder: Path) -> None:
+        for file in files:
+            shutil.copy(file, folder)
+        flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+        run(["npm", "ci", *flags], within_s=BUILD_S, cwd=folder)
+
+    return Recipe(_digest(*files), install)
+
+
+def _maven(pom: Path) -> Recipe:
+    def install(folder: Path) -> None:
+        argv = ["mvn", "--batch-mode", "--quiet", f"--file={pom}", COPY_JARS]
+        argv += [f"-Dmaven.repo.local={folder / 'repository'}"]
+        run([*argv, f"-DoutputDirectory={folder / 'lib'}"], within_s=BUILD_S)
+        shutil.rmtree(folder / "repository")  # its jars have been copied
+
+    return Recipe(_digest(pom), install)
 
 
 def _mariadb(folder: Path) -> None:
@@ -143,6 +176,10 @@ def _postgres(folder: Path) -> None:
 
 def _etcd(folder: Path) -> None:
     unpack(["etcd-server"], folder, installed=installed_usr("bin/etcd"))
+
+
+def _nginx(folder: Path) -> None:
+    unpack(["nginx"], folder, installed=installed_usr("sbin/nginx"))
 
 
 def _digest(*files: Path) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from hpack.exceptions import HPACKError
-from hpack.table import HeaderTable
 from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
 
 from shalekv_wire.frames import DEFAULT_TABLE_BYTES, ConnectionFault, ErrorCode
 
