@@ -1,0 +1,233 @@
+"""The client of the wire over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from shalekv_wire import frames
+from shalekv_wire.client import ChannelOptions, WireChannel
+from shalekv_wire.frames import ErrorCode
+from shalekv_wire.headers import literal
+from shalekv_wire.server import ServerOptions
+from shalekv_wire.status import CallFailed, StatusCode
+from shalekv_wire.stream import Limits
+from tests.kit.timeouts import until
+from tests.wire.serving import CHAT, ECHO, LATER, RawPeer, channel, raw_server, serving
+
+GRPC = b"\x88" + literal(b"content-type", b"application/grpc")
+OK = literal(b"grpc-status", b"0")
+
+
+def reply(stream_id: int, message: bytes) -> bytes:
+    """Header, message and trailers of a call that has succeeded."""
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    return (
+        frames.header_frames(GRPC, 0, stream_id)
+        + frames.frame(frames.DATA, 0, stream_id, body)
+        + frames.header_frames(OK, frames.END_STREAM, stream_id)
+    )
+
+
+async def greeted(peers: asyncio.Queue[RawPeer]) -> RawPeer:
+    """Accept a connection and greet the client."""
+    peer = await peers.get()
+    preface = await peer.receive_exactly(len(frames.PREFACE))
+    assert preface == frames.PREFACE
+    peer.send(frames.settings_frame({}))
+    return peer
+
+
+async def failure(call: asyncio.Future[bytes]) -> CallFailed:
+    """Return the error of a call."""
+    with pytest.raises(CallFailed) as failed:
+        await call
+    return failed.value
+
+
+async def test_calls_wait_for_a_server_that_speaks() -> None:
+    """Nothing is sent to a port that accepts and says nothing: the call is certainly unsent."""
+    options = ChannelOptions(connect_timeout_s=0.1)
+    async with raw_server() as (address, peers), channel(address, options) as client:
+        failed = await failure(client.unary(ECHO, b"x"))
+        assert (failed.code, failed.is_unsent) == (StatusCode.UNAVAILABLE, True)
+        sent = await (await peers.get()).receive_end()
+        assert ECHO.encode() not in sent
+
+
+async def test_a_refused_connection_fails_calls_at_once_until_the_backoff_ends() -> None:
+    """Calls fail without another attempt; the next attempt finds the server that is back."""
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))  # and does not listen
+    address = f"127.0.0.1:{sock.getsockname()[1]}"
+    async with channel(address, ChannelOptions(backoff_s=0.1, backoff_max_s=0.1)) as client:
+        for _ in range(2):
+            failed = await failure(client.unary(ECHO, b"x"))
+            assert failed.is_unsent
+            assert address in failed.message
+        with pytest.raises(CallFailed, match="no connection"):
+            await client.wait_ready(5)
+        sock.listen()
+        async with serving(sock=sock, address=address):
+            await client.wait_ready(5)
+            assert await client.unary(ECHO, b"x") == b"x"
+
+
+async def test_a_lost_connection_leaves_the_outcome_open_and_is_replaced() -> None:
+    """Calls on a connection that breaks may have been processed; the next call connects again."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        call = client.unary(ECHO, b"x")
+        peer = await greeted(peers)
+        await peer.receive(frames.DATA)
+        peer.close()
+        failed = await failure(call)
+        assert (failed.code, failed.is_unsent) == (StatusCode.UNAVAILABLE, False)
+        call = client.unary(ECHO, b"x")
+        peer = await greeted(peers)
+        await peer.receive(frames.DATA)
+        peer.send(reply(1, b"y"))
+        assert await call == b"y"
+
+
+async def test_a_call_that_the_server_has_not_seen_begins_again() -> None:
+    """After a GOAWAY, or a refused stream, a unary call is sent once more, and no third time."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        seen, unseen = client.unary(ECHO, b"1"), client.unary(ECHO, b"2")
+        peer = await greeted(peers)
+        for _ in range(2):
+            await peer.receive(frames.DATA)
+        peer.send(frames.goaway_frame(1, ErrorCode.NO_ERROR))
+        other = await greeted(peers)
+        _, _, stream_id, _ = await other.receive(frames.DATA)
+        other.send(frames.reset_frame(stream_id, ErrorCode.REFUSED_STREAM))
+        failed = await failure(unseen)
+        assert (failed.code, failed.is_unsent) == (StatusCode.UNAVAILABLE, True)
+        peer.send(reply(1, b"one"))  # the old connection still answers what it has seen
+        assert await seen == b"one"
+        await peer.receive_end()  # and is closed by the client
+        call = client.unary(ECHO, b"3")
+        _, _, stream_id, _ = await other.receive(frames.DATA)
+        other.send(frames.reset_frame(stream_id, ErrorCode.REFUSED_STREAM))
+        _, _, stream_id, _ = await other.receive(frames.DATA)
+        other.send(reply(stream_id, b"three"))
+        assert await call == b"three"
+
+
+async def test_a_cancelled_call_resets_its_stream() -> None:
+    """Cancelling the caller, its future or its stream reaches the server; other calls go on."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        future = client.unary(ECHO, b"1")
+        peer = await greeted(peers)
+        await peer.receive(frames.DATA)
+        future.cancel()
+        _, _, stream_id, _ = await peer.receive(frames.RST_STREAM)
+        assert stream_id == 1
+        caller = asyncio.create_task(_await(client.unary(ECHO, b"2")))
+        await peer.receive(frames.DATA)
+        caller.cancel()
+        _, _, stream_id, _ = await peer.receive(frames.RST_STREAM)
+        assert stream_id == 3
+        chat = client.stream(CHAT)
+        await chat.write(b"x")
+        reading = asyncio.create_task(chat.read())
+        await asyncio.sleep(0)
+        chat.cancel()
+        with pytest.raises(CallFailed, match="CANCELLED"):
+            await reading
+        with pytest.raises(CallFailed, match="CANCELLED"):
+            await chat.write(b"x")
+        peer.send(reply(1, b"late") + reply(3, b"late") + reply(5, b"late"))  # is ignored
+        call = client.unary(ECHO, b"4")
+        await peer.receive(frames.DATA)
+        await peer.receive(frames.DATA)
+        peer.send(reply(7, b"four"))
+        assert await call == b"four"
+
+
+async def _await(future: asyncio.Future[bytes]) -> bytes:
+    return await future
+
+
+async def test_calls_beyond_the_limit_of_the_server_wait_for_others() -> None:
+    """A server that takes two calls at once gets two; the third is sent when one has ended."""
+    options = ServerOptions(limits=Limits(streams_max=2))
+    async with serving(options) as it, channel(it.address) as client:
+        calls = [client.unary(LATER, b"") for _ in range(4)]
+        await until(lambda: len(it.methods.later) == 2, "two calls")
+        assert await asyncio.wait(calls, timeout=0.05) == (set(), set(calls))
+        calls[2].cancel()  # it is forgotten without a stream
+        it.methods.later[0].reply(b"first")
+        await until(lambda: len(it.methods.later) == 3, "a third call")
+        for call in it.methods.later[1:]:
+            call.reply(b"more")
+        assert await calls[0] == b"first"
+        assert [await calls[1], await calls[3]] == [b"more", b"more"]
+
+
+async def test_a_deadline_ends_a_call_wherever_it_is() -> None:
+    """Waiting for a connection it is unsent; at a server that does not answer it may be applied."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        failed = await failure(client.unary(ECHO, b"x", timeout_s=0.05))
+        assert (failed.code, failed.is_unsent) == (StatusCode.DEADLINE_EXCEEDED, True)
+        peer = await greeted(peers)
+        await client.wait_ready(5)
+        failed = await failure(client.unary(ECHO, b"x", timeout_s=0.05))
+        assert (failed.code, failed.is_unsent) == (StatusCode.DEADLINE_EXCEEDED, False)
+        await peer.receive(frames.RST_STREAM)
+
+
+async def test_a_silent_server_is_given_up() -> None:
+    """A connection with calls and without a sign of life is closed, and the call fails."""
+    options = ChannelOptions(keepalive_s=0.1, keepalive_timeout_s=0.1)
+    async with raw_server() as (address, peers), channel(address, options) as client:
+        call = client.unary(ECHO, b"x")
+        peer = await greeted(peers)
+        await peer.receive(frames.PING)
+        failed = await failure(call)
+        assert (failed.code, failed.is_unsent) == (StatusCode.UNAVAILABLE, False)
+        assert "silent" in failed.message
+
+
+@pytest.mark.parametrize(
+    ("response", "code", "text"),
+    [
+        (frames.header_frames(b"\x48\x03503", 5, 1), StatusCode.UNAVAILABLE, "HTTP status 503"),
+        (frames.header_frames(b"\x8d", 5, 1), StatusCode.UNIMPLEMENTED, "HTTP status 404"),
+        (frames.header_frames(GRPC, 5, 1), StatusCode.INTERNAL, "no grpc-status"),
+        (frames.header_frames(GRPC + OK, 5, 1), StatusCode.INTERNAL, "OK without a reply"),
+        (frames.header_frames(GRPC + literal(b"grpc-status", b"77"), 5, 1), StatusCode.UNKNOWN, ""),
+        (frames.header_frames(b"\xff", 4, 1), StatusCode.INTERNAL, "cut off"),
+        (frames.reset_frame(1, ErrorCode.CANCEL), StatusCode.CANCELLED, "reset"),
+        (frames.frame(frames.DATA, 1, 1, b"\0\0\0\0\x09x"), StatusCode.INTERNAL, ""),
+    ],
+    ids=["503", "404", "no-status", "no-reply", "odd-status", "garbage", "reset", "cut-off"],
+)
+async def test_answers_that_are_none_fail_the_call(
+    response: bytes, code: StatusCode, text: str
+) -> None:
+    """What is not an answer of gRPC gives the error that the protocol maps it to."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        call = client.unary(ECHO, b"x")
+        peer = await greeted(peers)
+        await peer.receive(frames.DATA)
+        peer.send(response)
+        failed = await failure(call)
+        assert failed.code is code
+        assert text in failed.message
+
+
+async def test_a_closed_channel_refuses_calls() -> None:
+    """Calls under way and later ones end with CANCELLED."""
+    async with serving() as it:
+        client = WireChannel(it.address)
+        call, chat = client.unary(LATER, b""), client.stream(CHAT)
+        await until(lambda: it.methods.later, "a call")
+        await client.close()
+        assert (await failure(call)).code is StatusCode.CANCELLED
+        with pytest.raises(CallFailed, match="CANCELLED"):
+            await chat.read()
+        assert (await failure(client.unary(ECHO, b""))).code is StatusCode.CANCELLED
+        with pytest.raises(CallFailed, match="CANCELLED"):
+            await client.wait_ready(1)
