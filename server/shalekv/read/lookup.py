@@ -81,10 +81,10 @@ async def find_record(ssts: LevelSsts, version: Version, record_key: bytes) -> E
     return None
 
 
-def find_cached(ssts: LevelSsts, version: Version, key: bytes) -> Entry | Unread | None:
-    """Return what `find` returns, if all that it needs is in memory; else `UNREAD`.
+def find_now(ssts: LevelSsts, version: Version, key: bytes) -> Entry | Unread | None:
+    """Return what `find` returns, if all that it needs is at hand; else `UNREAD`.
 
-    Nothing is fetched, and there is no error.
+    That is what is in memory, and blocks that the store has without waiting. There is no error.
     """
     hashed = key_hash(key)
     for info in version.sources_of(key):
@@ -94,7 +94,7 @@ def find_cached(ssts: LevelSsts, version: Version, key: bytes) -> Entry | Unread
         found = None
         number = _candidate_block(ssts, opened, Section.POINTS, key, hashed)
         if number is not None:
-            block = ssts.cached_block(info.id, number, opened.index.assigned_seq)
+            block = ssts.block_at_hand(opened, number)
             if block is None:
                 return UNREAD
             found = block.find(key)
@@ -145,9 +145,7 @@ async def _find_in_sst(
     number = _candidate_block(ssts, opened, section, key, hashed)
     if number is None:
         return None
-    block = ssts.cached_block(opened.info.id, number, opened.index.assigned_seq)
-    if block is None:
-        block = await ssts.block(opened, number)
+    block = ssts.block_at_hand(opened, number) or await ssts.block(opened, number)
     found = block.find(key)
     if found is None:
         ssts.filter_counts.false_positives += opened.filter is not None
@@ -324,7 +322,15 @@ async def _read(ssts: LevelSsts, searches: Sequence[_BlockSearch]) -> None:
         else:
             search.run(held)
         await _yield_sometimes(count)
-    groups = _group_adjacent(missing, ssts.read_ahead_bytes_max)
+    groups = []
+    for count, group in enumerate(_group_adjacent(missing, ssts.read_ahead_bytes_max)):
+        search, *others = group
+        block = None if others else ssts.block_now(search.sst_id, search.number, search.handle)
+        if block is None:
+            groups.append(group)
+        else:
+            search.run(block)
+        await _yield_sometimes(count)
 
     async def work() -> None:
         while groups:

@@ -48,6 +48,7 @@ from shalekv.store.disk_cache_folder import CachedPart
 BLOCK_OVERHEAD_BYTES = 700
 METADATA_OVERHEAD_BYTES = 2_000
 
+AT_ONCE_BYTES = 64 * KIB  # of a block, as it is stored, that is read while other tasks wait
 PARSED_AT_ONCE_BYTES = 1 << 20  # before other tasks may run: about 2 ms
 # The most bytes that a long scan fetches at once of each sorted run: several scans can reach it.
 SCANS_AHEAD = 24
@@ -345,6 +346,35 @@ class LevelSsts:
     def cached_block(self, sst_id: bytes, number: int, assigned_seq: int = 0) -> Block | None:
         """Return what `block` returns if it is in memory; `assigned_seq` as in `BlockIndex`."""
         return self._blocks.find((sst_id, number, assigned_seq))
+
+    def block_at_hand(self, opened: OpenSst, number: int) -> Block | None:
+        """Return block `number` if it is in memory, or if the store has it without waiting."""
+        index = opened.index
+        held = self._blocks.find((opened.info.id, number, index.assigned_seq))
+        return held or self.block_now(opened.info.id, number, index[number])
+
+    def block_now(self, sst_id: bytes, number: int, handle: BlockHandle) -> Block | None:
+        """Return a block that is not in memory, if the store has it without waiting.
+
+        None: use `block`, which also raises the error if there is one.
+        """
+        if self.disk is not None or handle.length > AT_ONCE_BYTES:
+            return None
+        name = level_name(sst_id)
+        data = self.origins.locate(sst_id).store.get_range_now(name, handle.offset, handle.length)
+        if data is None:
+            return None
+        try:
+            block = read_block_at(name, handle, data)
+        except CorruptObject:
+            return None
+        self._blocks.misses += 1
+        self._blocks.keep((sst_id, number, handle.assigned_seq), *_sized(block))
+        counts = self._block_requests
+        counts.requests += 1
+        counts.pieces += 1
+        counts.fetched_bytes += len(data)
+        return block
 
     async def block(self, opened: OpenSst, number: int) -> Block:
         """Return block `number` of the index; concurrent calls share one load."""

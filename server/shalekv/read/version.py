@@ -65,15 +65,15 @@ class PinnedVersion:
         """Return the newest entry of `key` in the levels; it may be a tombstone or expired."""
         return await lookup.find(self.ssts, self.version, key)
 
-    def find_cached(self, key: bytes) -> Entry | Unread | None:
-        """Return what `find` returns, if all that it needs is in memory; else `UNREAD`."""
-        return lookup.find_cached(self.ssts, self.version, key)
+    def find_now(self, key: bytes) -> Entry | Unread | None:
+        """Return what `find` returns, if that takes no waiting; else `UNREAD`."""
+        return lookup.find_now(self.ssts, self.version, key)
 
-    def add_cached(self, keys: Iterable[bytes], found: dict[bytes, Entry | None]) -> list[bytes]:
-        """Add what `find_cached` finds to `found`, and return the keys that are unread."""
+    def add_found_now(self, keys: Iterable[bytes], found: dict[bytes, Entry | None]) -> list[bytes]:
+        """Add what `find_now` finds to `found`, and return the keys that are unread."""
         unread = []
         for key in keys:
-            entry = self.find_cached(key)
+            entry = self.find_now(key)
             if entry is UNREAD:
                 unread.append(key)
             else:
@@ -212,10 +212,10 @@ class LoadedVersion(PinnedVersion):
         found = await lookup.find(self.ssts, self.run, key) or self._in_memory(key)
         return found or await self.below.find(key)
 
-    def find_cached(self, key: bytes) -> Entry | Unread | None:
-        """Return what `find` returns, if all that it needs is in memory; else `UNREAD`."""
-        found = lookup.find_cached(self.ssts, self.run, key) or self._in_memory(key)
-        return found or self.below.find_cached(key)
+    def find_now(self, key: bytes) -> Entry | Unread | None:
+        """Return what `find` returns, if that takes no waiting; else `UNREAD`."""
+        found = lookup.find_now(self.ssts, self.run, key) or self._in_memory(key)
+        return found or self.below.find_now(key)
 
     async def find_many(self, keys: Sequence[bytes]) -> dict[bytes, Entry]:
         """Return what `find` returns, for each of many keys; keys not found are missing."""

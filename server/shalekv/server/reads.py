@@ -22,7 +22,7 @@ from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 
 RETRIES_MAX = 3  # of a read whose version of the levels was deleted: each reads a newer version
-LOOKUPS_AT_ONCE = 256  # keys looked up in the levels before other tasks may run: some ms
+LOOKUPS_AT_ONCE = 128  # keys looked up in the levels before other tasks may run: some ms
 Retry: TypeAlias = Callable[[], Awaitable[bytes]]
 
 
@@ -78,7 +78,7 @@ class Reads:
         if staleness_ms is not None:
             engine = self._engine
             entry = engine.committed(key)
-            found = entry or engine.pinned.find_cached(key)
+            found = entry or engine.pinned.find_now(key)
             if found is not UNREAD:
                 prefix = engine.watermark
                 encoded = self._headers.encode(prefix.seq, prefix.wal_id, staleness_ms)
@@ -210,7 +210,7 @@ class Reads:
         known = {key: in_memory(key) for key in keys}
         unread = [key for key, entry in known.items() if entry is None]
         if len(unread) <= LOOKUPS_AT_ONCE:
-            unread = pinned.add_cached(unread, known)
+            unread = pinned.add_found_now(unread, known)
         if not unread:
             return make_reply(header, [*map(known.get, keys)], engine.time.now_ms)
         return self._read_levels(read, header, pinned, unread, known, retry)

@@ -30,6 +30,8 @@ NEW_FOLDER_MODE = 0o777  # as above
 # has to wait for the GIL after each.
 WRITE_BYTES_MAX = 1 << 20
 
+_NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # on Linux
+
 # Errors that say that there is no space on the disk, or for another file.
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
@@ -110,6 +112,20 @@ class FileSystem:
     def pread(self, descriptor: int, length: int, offset: int) -> bytes:
         """Read at most `length` bytes from `offset`; none at the end of the file."""
         return os.pread(descriptor, length, offset)
+
+    def pread_now(self, descriptor: int, length: int, offset: int) -> bytes | None:
+        """Read at most `length` bytes that are in the page cache; None: not all of them may be.
+
+        It never waits for the disk.
+        """
+        if _NO_WAIT is None:
+            return None
+        buffer = bytearray(length)
+        try:
+            count = os.preadv(descriptor, (buffer,), offset, _NO_WAIT)
+        except OSError:  # it would wait, or this file system cannot tell
+            return None
+        return bytes(buffer) if count == length else None
 
     def fsync(self, descriptor: int) -> None:
         """Make a file's bytes, or a folder's entries, survive a power cut."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from types import MappingProxyType
 from urllib.parse import quote
 
 from shalekv.errors import InvalidUrl, ObjectNotFound, StoreRefused, StoreUnavailable
+from shalekv.format.names import LEVELS_FOLDER
 from shalekv.runtime import Runtime
 from shalekv.store.api import (
     NO_METADATA,
@@ -49,6 +51,7 @@ from shalekv.store.api import (
 from shalekv.store.files import REAL_FILE_SYSTEM, DurableFiles, FileStatus, FileSystem, FolderEntry
 
 PAGE_NAMES = 1_000  # files that one call of a worker reads the status of, or deletes
+KEPT_FILES_MAX = 128  # open SSTs: a process may often have no more than 1,024 open files
 SCANS_MAX = 3  # how often a folder is read for one list while it keeps changing
 TIME_STEP_MS = 1_000  # coarsest resolution of times on file systems with hard links
 RANDOM_BITS = 64  # in the name of a temporary file; a clash would only mean another attempt
@@ -115,6 +118,7 @@ class LocalStore(ObjectStore):
         self._runtime = runtime
         self._filesystem = filesystem
         self._files = DurableFiles(filesystem, self.url)
+        self._kept = _KeptFiles(filesystem)
         self._seen_synced: set[tuple[Path, int]] = set()
 
     async def create(
@@ -138,6 +142,16 @@ class LocalStore(ObjectStore):
         check_name(name)
         self.sent.add(RequestKind.READ)
         return await self._runtime.workers.run(self._get_range, name, offset, length)
+
+    def get_range_now(self, name: str, offset: int, length: int) -> bytes | None:
+        kept = self._kept.find(name)
+        if kept is None:
+            return None
+        first, taken = byte_range(kept.size_bytes, offset, length)
+        data = self._filesystem.pread_now(kept.descriptor, taken, first)
+        if data is not None:
+            self.sent.add(RequestKind.READ)
+        return data
 
     async def head(self, name: str) -> ObjectInfo:
         check_name(name)
@@ -181,7 +195,8 @@ class LocalStore(ObjectStore):
         return Repaired()
 
     async def close(self) -> None:
-        """Do nothing: no file stays open between calls, and the workers belong to the runtime."""
+        """Close the files that stay open between calls. The workers belong to the runtime."""
+        self._kept.clear()
 
     # The methods below block, and run in workers.
 
@@ -276,9 +291,24 @@ class LocalStore(ObjectStore):
             return StoredObject(_info(name, status), data)
 
     def _get_range(self, name: str, offset: int, length: int) -> bytes:
+        if name.startswith(LEVELS_FOLDER):
+            with self._store_errors("get_range", name):
+                kept = self._kept.find(name) or self._keep_open(name)
+                first, taken = byte_range(kept.size_bytes, offset, length)
+                return self._files.pread(kept.descriptor, first, taken)
         with self._opened("get_range", name) as (descriptor, status):
             first, taken = byte_range(status.size_bytes, offset, length)
             return self._files.pread(descriptor, first, taken)
+
+    def _keep_open(self, name: str) -> _KeptFile:
+        """Open an SST of the levels, and keep it open: more of it will be read."""
+        path = self._path(name)
+        kept = _KeptFile(self._filesystem, self._filesystem.open(path))
+        status = self._filesystem.fstat(kept.descriptor)
+        self._check_seen(path, status)
+        kept.size_bytes = status.size_bytes
+        self._kept.add(name, kept)
+        return kept
 
     def _head(self, name: str) -> ObjectInfo:
         with self._opened("head", name) as (_, status):
@@ -337,6 +367,7 @@ class LocalStore(ObjectStore):
 
     def _delete(self, names: Names) -> None:
         self._files.check("delete", self._path(names[0]))
+        self._kept.drop(names)
         # The second name of a file says that its folder may not be synced (see `_sync_seen`), so
         # it is removed after the folder was synced.
         temporary = {_folder(name) for name in names if name.endswith(TEMP_SUFFIX)}
@@ -368,12 +399,16 @@ class LocalStore(ObjectStore):
             descriptor = self._filesystem.open(path)
             try:
                 status = self._filesystem.fstat(descriptor)
-                if not status.is_file:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-                self._sync_seen({path: status})
+                self._check_seen(path, status)
                 yield descriptor, status
             finally:
                 self._filesystem.close(descriptor)
+
+    def _check_seen(self, path: Path, status: FileStatus) -> None:
+        """Make what was opened durable. Raises `FileNotFoundError` if it is no file."""
+        if not status.is_file:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self._sync_seen({path: status})
 
     @contextmanager
     def _store_errors(self, operation: str, name: str) -> Iterator[None]:
@@ -392,6 +427,75 @@ class LocalStore(ObjectStore):
 
     def _path(self, name: str) -> Path:
         return self._root / name
+
+
+class _KeptFile:
+    """An open file, which is closed when nothing refers to it any more."""
+
+    __slots__ = ("_filesystem", "descriptor", "size_bytes", "was_used")
+
+    def __init__(self, filesystem: FileSystem, descriptor: int) -> None:
+        """Own `descriptor` from now on; its user sets the size."""
+        self._filesystem = filesystem
+        self.descriptor = descriptor
+        self.size_bytes = 0
+        self.was_used = False  # since an eviction has considered it
+
+    def __del__(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(OSError):
+            self._filesystem.close(self.descriptor)
+
+
+class _KeptFiles:
+    """SSTs that stay open, so that a read of a part need not open the file.
+
+    They never change, so an open file has what its name has. Workers add and drop files; the event
+    loop only looks them up, which needs no lock. When a file is added, those that were deleted
+    meanwhile are closed, by whichever process they were deleted: their space is not free before.
+    """
+
+    def __init__(self, filesystem: FileSystem) -> None:
+        """Begin without files."""
+        self._filesystem = filesystem
+        self._lock = threading.Lock()
+        self._files: dict[str, _KeptFile] = {}  # in the order in which they were added or spared
+
+    def find(self, name: str) -> _KeptFile | None:
+        """Return the file if it is open; it stays open as long as the caller refers to it."""
+        found = self._files.get(name)
+        if found is not None:
+            found.was_used = True
+        return found
+
+    def add(self, name: str, file: _KeptFile) -> None:
+        """Keep a file open."""
+        with self._lock:
+            for other, kept in [*self._files.items()]:
+                if not self._filesystem.fstat(kept.descriptor).links:
+                    del self._files[other]
+            while len(self._files) >= KEPT_FILES_MAX:
+                self._evict()
+            self._files[name] = file
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Close these files."""
+        with self._lock:
+            for name in names:
+                self._files.pop(name, None)
+
+    def clear(self) -> None:
+        """Close all files."""
+        with self._lock:
+            self._files.clear()
+
+    def _evict(self) -> None:
+        """Drop the oldest file, or spare it and make it the newest if it was used meanwhile."""
+        oldest = next(iter(self._files))
+        kept = self._files.pop(oldest)
+        if kept.was_used:
+            kept.was_used = False
+            self._files[oldest] = kept
 
 
 def _folder(name: str) -> str:

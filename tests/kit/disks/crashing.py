@@ -144,6 +144,9 @@ class CrashingDisk(FileSystem):
         self.before_call("pread")
         return bytes(self._file(descriptor).data[offset : offset + length])
 
+    def pread_now(self, descriptor: int, length: int, offset: int) -> bytes | None:
+        return self.pread(descriptor, length, offset)
+
     def fsync(self, descriptor: int) -> None:
         self.before_call("fsync")
         node = self._open[descriptor]

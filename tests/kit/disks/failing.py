@@ -42,6 +42,10 @@ class FailingFileSystem(FileSystem):
         self.note("pread")
         return super().pread(descriptor, min(length, PIECE_BYTES), offset)
 
+    def pread_now(self, descriptor: int, length: int, offset: int) -> bytes | None:
+        del descriptor, length, offset
+        return None  # nothing is in the page cache
+
     def may_write(self, folder: Path) -> bool:
         return "may_write" not in self._failures and super().may_write(folder)
 

@@ -210,7 +210,7 @@ def test_finding_one_or_many(drawn: Layers) -> None:
                 assert history.view.get(key) or history.held.may_hold(key)
             if key in left:
                 assert value_of(many.get(key)) == expected.get(key)
-            cached = history.held.find_cached(key)
+            cached = history.held.find_now(key)
             assert cached is UNREAD or cached == await history.held.find(key)
 
     asyncio.run(check())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
 import pytest
 
-from shalekv.runtime import Runtime
+from shalekv.runtime import Runtime, Workers
 from shalekv.server.reader import Reader
 from shalekv.server.service import Answer
 from shalekv.server.writer import Writer
@@ -21,8 +23,10 @@ from shalekv.settings import (
     ReaderConfig,
     UrlSettings,
 )
+from shalekv.store.api import ObjectStore
 from shalekv.store.local import LocalStore
 from shalekv.v1 import kv_pb2
+from tests.kit.disks.warm import WarmFileSystem
 from tests.kit.processes.in_process import real_runtime, serve_settings
 from tests.kit.seeds import random_of
 from tests.kit.serving.answers import answered, message_of
@@ -41,6 +45,8 @@ SSTS = 32  # of the lowest level, whatever the size: as in 1 GiB at default sett
 OPEN_REQUESTS_MAX = 16  # to the folder of manifests, those of its snapshot included
 POLLS_MAX = 5  # for the object after the last one of the log
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 Process = Writer | Reader
 EACH_ROLE = pytest.mark.parametrize("role", ["writer", "reader"])
 
@@ -84,7 +90,7 @@ async def process(
 
 async def _opened(
     role: str,
-    store: FaultyStore,
+    store: ObjectStore,
     runtime: Runtime,
     cache: CacheSettings,
     disk_cache: DiskCacheSettings,
@@ -163,6 +169,52 @@ async def test_what_is_cached_is_read_at_once(
         (reply.found, reply.value, reply.seq) for reply in first
     ]
     assert [reply.found for reply in first] == [True] * 50 + [False] * 50
+
+
+class CountedWorkers:
+    """Workers that are threads, and a count of what they were given."""
+
+    def __init__(self, inner: Workers) -> None:
+        self.inner = inner
+        self.runs = 0
+
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        self.runs += 1
+        return await self.inner.run(function, *args)
+
+
+async def test_what_the_page_cache_has_is_read_at_once(
+    database: ColdDatabase, folder: Path
+) -> None:
+    """A block of a local file that is not cached is read without a task and a thread, if the system
+    has it in memory: each SST is opened once.
+    """
+    random = random_of("page cache")
+    keys = [key_of(random.randrange(database.keys)) for _ in range(30)]
+    many = kv_pb2.BatchGetRequest(keys=keys)
+    with real_runtime() as runtime:
+        workers = CountedWorkers(runtime.workers)
+        counting = replace(runtime, workers=workers)
+        store = LocalStore(folder, counting, filesystem=WarmFileSystem())
+        cache = CacheSettings(block_cache_bytes=0)
+        reader = await _opened("reader", store, counting, cache, DiskCacheSettings())
+        first = [await get(reader, key) for key in keys]
+        before, runs = reader.engine.levels.ssts.counters, workers.runs
+        again = [at_once(reader.kv.get(kv_pb2.GetRequest(key=key), CALL)) for key in keys]
+        after = reader.engine.levels.ssts.counters
+        together = at_once(reader.kv.batch_get(many, CALL))
+        assert workers.runs == runs
+        reader.close()
+        await reader.release()
+        await store.close()
+    assert [message_of(kv_pb2.GetReply, reply).value for reply in again] == [
+        reply.value for reply in first
+    ]
+    found = message_of(kv_pb2.BatchGetReply, together).results
+    assert [result.value for result in found] == [reply.value for reply in first]
+    blocks = after.blocks_fetched - before.blocks_fetched
+    assert blocks == after.block_requests - before.block_requests
+    assert blocks == len(keys) + after.filter_false_positives - before.filter_false_positives
 
 
 def at_once(answer: Answer[bytes]) -> bytes:

@@ -13,9 +13,11 @@ import pytest
 import shalekv.store.local
 from shalekv.errors import InvalidUrl, ObjectNotFound, StoreUnavailable
 from shalekv.store.api import Created, Exists
-from shalekv.store.files import FileSystem, FolderEntry
+from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem, FolderEntry
 from shalekv.store.local import LocalStore
+from tests.kit.constants import constants
 from tests.kit.disks.failing import FailingFileSystem
+from tests.kit.disks.warm import WarmFileSystem
 from tests.kit.inline_runtime import finish, inline_runtime
 
 
@@ -199,3 +201,82 @@ def test_the_folder_is_absolute(root: Path) -> None:
     """A relative path, which depends on the working directory, is refused."""
     with pytest.raises(InvalidUrl):
         LocalStore(root, inline_runtime())
+
+
+SST = "levels/%032x.sst"
+
+
+def warm_levels(root: Path) -> tuple[LocalStore, WarmFileSystem]:
+    """A store with some SSTs, of a page and more, all in the page cache, and its files."""
+    filesystem = WarmFileSystem()
+    store = LocalStore(root, inline_runtime(), filesystem=filesystem)
+    for number in range(5):
+        finish(store.create(SST % number, bytes([number]) * 5_000))
+    return store, filesystem
+
+
+def test_an_sst_that_was_read_is_read_again_at_once(root: Path) -> None:
+    """The second read of a part needs no worker, as long as the part is in the page cache; ranges
+    mean the same, and each read counts as one request.
+    """
+    levels, _ = warm_levels(root)
+    assert levels.get_range_now(SST % 1, 0, 10) is None
+    before = levels.sent.total
+    ranges = [(0, 10), (4_096, 10), (4_990, 100), (9_000, 10), (-10, 100), (0, 0)]
+    for offset, length in ranges:
+        expected = finish(levels.get_range(SST % 1, offset, length))
+        assert levels.get_range_now(SST % 1, offset, length) == expected
+    assert levels.sent.total == before + 2 * len(ranges)
+    assert levels.get_range_now(SST % 2, 0, 10) is None
+    finish(levels.create("wal/1.sst", b"wal"))
+    finish(levels.get_range("wal/1.sst", 0, 1))
+    assert levels.get_range_now("wal/1.sst", 0, 1) is None  # its objects are read as a whole
+
+
+def test_reads_without_waiting_are_whole_or_nothing(tmp_path: Path) -> None:
+    """Whatever the system has in memory, and whether it can tell: all bytes are there, or none."""
+    (tmp_path / "file").write_bytes(bytes(range(256)) * 64)
+    descriptor = REAL_FILE_SYSTEM.open(tmp_path / "file")
+    try:
+        expected = REAL_FILE_SYSTEM.pread(descriptor, 5_000, 3_000)
+        assert REAL_FILE_SYSTEM.pread_now(descriptor, 5_000, 3_000) in (None, expected)
+        assert REAL_FILE_SYSTEM.pread_now(descriptor, 5_000, 16_000) is None  # it ends before that
+    finally:
+        REAL_FILE_SYSTEM.close(descriptor)
+
+
+def test_what_is_not_in_the_page_cache_is_left_to_a_worker(root: Path) -> None:
+    """A read that would wait for the disk returns nothing, and is not counted."""
+    store = LocalStore(root, inline_runtime(), filesystem=FailingFileSystem())
+    finish(store.create(SST % 1, b"sst"))
+    finish(store.get_range(SST % 1, 0, 1))
+    before = store.sent.total
+    assert store.get_range_now(SST % 1, 0, 1) is None
+    assert store.sent.total == before
+
+
+def test_few_ssts_stay_open(root: Path) -> None:
+    """At most so many stay open, those that are used rather than others, and no deleted ones,
+    whoever has deleted them.
+    """
+    levels, filesystem = warm_levels(root)
+
+    def open_ssts() -> set[str]:
+        return {f"levels/{path.name}" for path in filesystem.open_files.values()}
+
+    with constants({"shalekv.store.local:KEPT_FILES_MAX": 3}):
+        for number in (0, 1, 2):
+            finish(levels.get_range(SST % number, 0, 1))
+        finish(levels.get_range(SST % 0, 0, 1))
+        finish(levels.get_range(SST % 3, 0, 1))
+        assert open_ssts() == {SST % 0, SST % 2, SST % 3}
+    finish(levels.delete([SST % 2]))
+    assert open_ssts() == {SST % 0, SST % 3}
+    (root / (SST % 3)).unlink()
+    assert finish(levels.get_range(SST % 3, 0, 1)) == b"\3"
+    finish(levels.get_range(SST % 4, 0, 1))
+    assert open_ssts() == {SST % 0, SST % 4}
+    with pytest.raises(ObjectNotFound):
+        finish(levels.get_range(SST % 3, 0, 1))
+    finish(levels.close())
+    assert open_ssts() == set()
