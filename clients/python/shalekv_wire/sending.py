@@ -53,7 +53,9 @@ class Sending(Protocol):
     id: int
     send_window: int  # bytes that the peer still takes
     unsent: deque[memoryview] | None  # None: nothing waits
-    ending: bytes | None  # frames that follow what is unsent, and end the stream on this side
+    # What follows what is unsent, and ends the stream on this side: the block of the trailers;
+    # empty for an end without trailers.
+    ending: bytes | None
 
     def on_sent(self) -> None:
         """Note that nothing waits any more."""
@@ -234,16 +236,15 @@ class Sender:
             self.headers(stream.id, block, ends=True)
             stream.on_local_end()
         else:
-            stream.ending = header_frames(block, END_STREAM, stream.id)
+            stream.ending = block
 
     def end_data(self, stream: Sending) -> None:
         """End a stream on this side, behind what is unsent, without trailers."""
-        ending = data_header(0, END_STREAM, stream.id)
         if stream.unsent is None:
-            self.control(ending)
+            self.control(data_header(0, END_STREAM, stream.id))
             stream.on_local_end()
         else:
-            stream.ending = ending
+            stream.ending = b""
 
     def forget(self, stream: Sending) -> None:
         """Drop what the stream has not sent."""
@@ -263,7 +264,10 @@ class Sender:
         if stream.send_window > WINDOW_MAX:
             raise StreamFault(stream.id, ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
         if stream.unsent is not None:
-            self._ready_if_open(stream)
+            if stream.send_window <= 0:  # a change of the settings has made it smaller
+                self._ready.pop(stream.id, None)
+                return
+            self._ready[stream.id] = stream
             self.wake()
 
     def resume(self) -> None:
@@ -310,8 +314,13 @@ class Sender:
 
     def _sent(self, stream: Sending) -> None:
         stream.unsent = None
-        if stream.ending is not None:
-            self._frames.append(stream.ending)
-            stream.ending = None
+        ending, stream.ending = stream.ending, None
+        if ending:
+            if self.fields.has_prefix:
+                ending = self.fields.take_prefix() + ending
+            self._frames.append(header_frames(ending, END_STREAM, stream.id))
+            stream.on_local_end()
+        elif ending is not None:
+            self._frames.append(data_header(0, END_STREAM, stream.id))
             stream.on_local_end()
         stream.on_sent()
