@@ -6,8 +6,10 @@ The host of its calls is a real server on the running loop; the clock stands sti
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from random import Random
 
 from shalekv_wire import frames
 from shalekv_wire.sending import Sender
@@ -23,6 +25,7 @@ from shalekv_wire.server_connection import ServerConnection
 from shalekv_wire.stream import Limits
 
 UNARY, STREAM, LATE, SILENT = "/e/Unary", "/e/Stream", "/e/Late", "/e/Silent"
+ATTEMPT_S = 60.0
 TURNS = 6  # of the loop, in which all tasks come to rest
 
 Reply = Callable[[], None]
@@ -49,6 +52,7 @@ class Core:
         self.limits = options.limits
         self.late: list[Reply] = []  # replies that a test gives when it likes
         self.sender = Sender(lambda: None)
+        began_s = time.monotonic()
         self.connection = ServerConnection(
             self.sender,
             server.find,
@@ -56,7 +60,7 @@ class Core:
             peer="test",
             limits=options.limits,
             received=server.received,
-            now_s=lambda: 0.0,
+            now_s=lambda: began_s,
         )
 
     def feed(self, data: bytes) -> bytes:
@@ -114,14 +118,14 @@ def parsed(data: bytes) -> Iterator[Frame]:
         yield Frame(kind, flags, stream_id, data[begin:position])
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run the coroutine of an example in a loop of its own."""
+def run(attempt: Callable[[Random], Awaitable[None]], random: Random) -> None:
+    """Run a random attempt in a loop of its own."""
 
-    async def body() -> None:
-        async with asyncio.timeout(60):
-            await test()
+    async def within_time() -> None:
+        async with asyncio.timeout(ATTEMPT_S):
+            await attempt(random)
 
-    asyncio.run(body())
+    asyncio.run(within_time())
 
 
 async def _echo(call: StreamCall) -> None:

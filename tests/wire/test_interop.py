@@ -6,22 +6,25 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import pytest
 
 from shalekv_wire.calls import Channel
+from shalekv_wire.client import WireChannel
 from tests.kit.processes.processes import Processes
 from tests.wire.interop import peers
 from tests.wire.interop.cases import CASES
-from tests.wire.interop.grpcio_peers import GrpcioChannel
+from tests.wire.interop.grpcio_peers import GrpcioChannel, grpcio_served
 from tests.wire.interop.messages import ECHO_INITIAL, ECHO_TRAILING, SERVICE, messages, sized
 from tests.wire.interop.service import served
 
+Server: TypeAlias = Callable[[], AbstractAsyncContextManager[str]]
+Start: TypeAlias = Callable[[Processes], Awaitable[str]]
 KINDS = ("ipv4", "ipv6", "unix")
 
 
@@ -30,6 +33,15 @@ async def grpcio_channel(
     address: str, compression: grpc.Compression | None = None
 ) -> AsyncIterator[Channel]:
     channel = GrpcioChannel(address, compression=compression)
+    try:
+        yield channel
+    finally:
+        await channel.close()
+
+
+@asynccontextmanager
+async def our_channel(address: str) -> AsyncIterator[Channel]:
+    channel = WireChannel(address)
     try:
         yield channel
     finally:
@@ -98,6 +110,32 @@ async def test_custom_metadata() -> None:
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
         assert sent[1] in tuple(await stream.trailing_metadata() or ())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("server", [grpcio_served, served])
+async def test_our_client(server: Server, case: str) -> None:
+    """Each case passes on a server of grpcio, and on our own."""
+    async with server() as address, our_channel(address) as channel:
+        await CASES[case](channel)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_our_client_on_all_addresses(kind: str, tmp_path: Path) -> None:
+    """IPv4, IPv6 and Unix sockets."""
+    async with served(bound(kind, tmp_path)) as address, our_channel(address) as channel:
+        await CASES["large_unary"](channel)
+        await CASES["ping_pong"](channel)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("server", [peers.go_server, peers.java_server])
+async def test_our_client_on_servers_of_others(processes: Processes, server: Start) -> None:
+    """All cases pass on the servers of Go and Java, on one connection."""
+    address = await server(processes)
+    async with our_channel(address) as channel:
+        for case in CASES.values():
+            await case(channel)
 
 
 @pytest.mark.soak
