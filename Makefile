@@ -82,9 +82,14 @@ sim: .venv/dev.stamp ## Simulate 2,000 fixed seeds and plant every mutant: 15 mi
 sim-long: .venv/dev.stamp ## Simulate 10,000 seeds that no other target runs: hours (ARGS="--hours 8")
 	@$(BIN)/python -m tests.sim campaign --first 100000 --seeds 10000 $(ARGS)
 
+# More to choose: `.venv/bin/python -m tests.bench --help`.
 .PHONY: bench
-bench: java .venv/dev.stamp servers ## Measure, and print the figures (`test` runs each once, tiny)
-	@BENCH=full $(PYTEST) tests/bench -s $(ARGS)
+bench: .venv/dev.stamp servers ## Measure beside etcd, Redis and SlateDB: 10 minutes (ARGS="--write": BENCHMARKS.md)
+	@$(BIN)/python -m tests.bench run $(ARGS)
+
+.PHONY: bench-memory
+bench-memory: .venv/dev.stamp servers ## Full load for 30 minutes: is memory flat? (ARGS="--minutes 2")
+	@$(BIN)/python -m tests.bench memory $(ARGS)
 
 # Spark looks for Java where this does. Asked first: what comes before the tests takes minutes.
 .PHONY: java

@@ -6,9 +6,12 @@
     dynamodb     DynamoDB Local, from Maven Central by maven/pom.xml
     mariadb      Debian's archive, or what is installed
     postgres     Debian's archive, or what is installed
-    etcd         Debian's archive, or what is installed
+    redis        Debian's archive, or what is installed
     nginx        Debian's archive, or what is installed
     h2spec       Go's module proxy, built here by tests/wire/interop/go
+    etcd         Go's module proxy, built here by etcd/go.mod
+    load         the client that puts servers under load, built from tests/bench/load
+    slatedb      PyPI, by slatedb.txt; no server, but what benchmarks compare the engine with
     minio        Go's module proxy, built here, which takes minutes: only if it is named
     interop-go   gRPC's interop client and server: like h2spec, and only if it is named
     interop-java those of Java, from Maven Central: only if it is named
@@ -25,7 +28,7 @@ import hashlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,6 +50,9 @@ GO_FILES = (INTEROP / "go" / "go.mod", INTEROP / "go" / "go.sum")
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec"
 GO_PEERS = ("google.golang.org/grpc/interop/client", "google.golang.org/grpc/interop/server")
 INTEROP_POM = INTEROP / "java" / "pom.xml"
+ETCD_FILES = [HERE / "etcd" / name for name in ("go.mod", "go.sum", "main.go")]
+LOAD_FILES = sorted((HERE.parent / "bench" / "load").glob("*.go*"))
+SLATEDB = HERE / "slatedb.txt"
 COPY_JARS = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 BUILD_S = 1_800.0  # MinIO takes four minutes of two cores, more on a busy machine
 
@@ -119,9 +125,12 @@ def _recipes() -> Mapping[str, Recipe]:
         "dynamodb": _maven(POM),
         "mariadb": Recipe("mariadb-server-core", _mariadb),
         "postgres": Recipe("postgresql", _postgres),
-        "etcd": Recipe("etcd-server", _etcd),
+        "redis": Recipe("redis-server redis-tools", _redis),
         "nginx": Recipe("nginx", _nginx),
         "h2spec": _go_tools(H2SPEC),
+        "etcd": _go_program(ETCD_FILES),
+        "load": _go_program(LOAD_FILES),
+        "slatedb": Recipe(_digest(SLATEDB), _slatedb),
         "interop-go": replace(_go_tools(*GO_PEERS), is_for_all=False),
         "interop-java": replace(_maven(INTEROP_POM), is_for_all=False),
         "interop-js": replace(_npm(INTEROP / "js"), is_for_all=False),
@@ -141,6 +150,16 @@ def _go_tools(*packages: str) -> Recipe:
         run(["go", "install", *packages], within_s=BUILD_S, env=env, cwd=GO_FILES[0].parent)
 
     return Recipe(_digest(*GO_FILES), install)
+
+
+def _go_program(files: Sequence[Path]) -> Recipe:
+    """A module of our own with one program, which is then `folder`/program."""
+
+    def install(folder: Path) -> None:
+        argv = ["go", "build", "-mod=readonly", "-o", str(folder / "program"), "."]
+        run(argv, within_s=BUILD_S, cwd=files[0].parent, env={"CGO_ENABLED": "0"})
+
+    return Recipe(_digest(*files), install)
 
 
 def _npm(project: Path) -> Recipe:
@@ -174,8 +193,15 @@ def _postgres(folder: Path) -> None:
     unpack(["postgresql"], folder, installed=installed)
 
 
-def _etcd(folder: Path) -> None:
-    unpack(["etcd-server"], folder, installed=installed_usr("bin/etcd"))
+def _redis(folder: Path) -> None:
+    unpack(["redis-server", "redis-tools"], folder, installed=installed_usr("bin/redis-benchmark"))
+
+
+def _slatedb(folder: Path) -> None:
+    """Install the package as a folder that `PYTHONPATH` may name: no test imports it."""
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    argv += ["--no-deps", "--require-hashes", f"--requirement={SLATEDB}"]
+    run([*argv, f"--target={folder / 'site'}"], within_s=BUILD_S)
 
 
 def _nginx(folder: Path) -> None:

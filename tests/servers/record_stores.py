@@ -54,7 +54,6 @@ class EtcdServer:
 
 @contextmanager
 def etcd() -> Iterator[EtcdServer]:
-    usr = obtained("etcd") / "usr"
     with folder() as work:
         port, peer_port = free_ports(2)
         url, peer_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
@@ -66,9 +65,9 @@ def etcd() -> Iterator[EtcdServer]:
             "initial-advertise-peer-urls": peer_url,
             "initial-cluster": f"default={peer_url}",
         }
-        argv = [str(usr / "bin" / "etcd"), *(f"--{name}={value}" for name, value in flags.items())]
-        program = Program(argv, libraries(usr))
-        with running(program, work / "log", answers_http(f"{url}/health")):
+        argv = [str(obtained("etcd") / "program")]
+        argv += [f"--{name}={value}" for name, value in flags.items()]
+        with running(Program(argv), work / "log", answers_http(f"{url}/health")):
             yield EtcdServer(f"127.0.0.1:{port}")
 
 

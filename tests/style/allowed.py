@@ -14,7 +14,8 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "server/shalekv/format/quorum_messages.py": "refuses a message whose sections go back",
     },
     "sleeping": {
-        "tests/bench/test_watches.py": "writes at the pace that was asked for",
+        "tests/bench/measures/processes.py": "waits for the next line of a probe",
+        "tests/bench/memory.py": "looks at memory each second",
         "tests/e2e/test_clone.py": "looks again and again at the objects of other processes",
         "tests/e2e/test_slow_scan.py": "is a client that takes a megabyte each second",
         "tests/e2e/test_writers.py": "kills at a moment of chance",

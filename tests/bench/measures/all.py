@@ -1,0 +1,13 @@
+"""All measures, in the order in which they run."""
+
+from __future__ import annotations
+
+from tests.bench.measures import calls, engine, processes, stores
+from tests.bench.plan import Measure
+
+MEASURES: tuple[Measure, ...] = (
+    *(calls.GET, *calls.PUTS, calls.WRITE, calls.LONE),
+    *processes.MEASURES,
+    *stores.MEASURES,
+    *engine.MEASURES,
+)
