@@ -117,7 +117,7 @@ class WriterKv:
 
     def put(self, request: kv_pb2.PutRequest, call: Call) -> Answer[kv_pb2.PutReply]:
         """Set one key."""
-        requests.check_write(request.header, call, self._clock)
+        requests.check_write(request, call, self._clock)
         if request.HasField("precondition"):
             transaction = transactions.put_transaction(request, self._limits)
             return self._writes.transact(transaction, request, transactions.PUT_REPLY, call)
@@ -126,7 +126,7 @@ class WriterKv:
 
     def delete(self, request: kv_pb2.DeleteRequest, call: Call) -> Answer[kv_pb2.DeleteReply]:
         """Delete one key."""
-        requests.check_write(request.header, call, self._clock)
+        requests.check_write(request, call, self._clock)
         if request.HasField("precondition"):
             transaction = transactions.delete_transaction(request)
             return self._writes.transact(transaction, request, transactions.DELETE_REPLY, call)
@@ -137,13 +137,13 @@ class WriterKv:
         self, request: kv_pb2.DeleteRangeRequest, call: Call
     ) -> Answer[kv_pb2.DeleteRangeReply]:
         """Delete all keys of a range."""
-        requests.check_write(request.header, call, self._clock)
+        requests.check_write(request, call, self._clock)
         transaction = transactions.delete_range_transaction(request)
         return self._writes.transact(transaction, request, transactions.DELETE_RANGE_REPLY, call)
 
     def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
         """Apply many changes in one commit."""
-        requests.check_write(request.header, call, self._clock)
+        requests.check_write(request, call, self._clock)
         changes = requests.write_changes(request, self._limits, self._engine.time.now_ms)
         if changes is None:
             transaction = transactions.write_transaction(request, self._limits)
@@ -152,7 +152,7 @@ class WriterKv:
 
     def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
         """Compare, then read and change, in one commit."""
-        requests.check_write(request.header, call, self._clock)
+        requests.check_write(request, call, self._clock)
         transaction = transactions.txn_transaction(request, self._limits)
         return self._writes.transact(transaction, request, transactions.TXN_REPLY, call)
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeAlias
+from typing import Generic
 
 from shalekv.clock import Clock
 from shalekv.concurrency import FifoLock, Waiter, fail
@@ -33,11 +33,11 @@ from shalekv.server.requests import (
     LINEARIZABLE,
     MEMORY,
     DurabilityValue,
+    WriteRequest,
 )
 from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.server.transactions import ReplyBuilder, ReplyEncoder, ReplyT, SizedTransaction
 from shalekv.store.reachability import Reachability
-from shalekv.v1 import kv_pb2
 from shalekv.write.commit import (
     RECORD_BYTES,
     Commit,
@@ -48,14 +48,6 @@ from shalekv.write.commit import (
 from shalekv.write.engine import WriterEngine
 from shalekv.write.idempotency import AppliedRequest, RequestInFlight
 from shalekv.write.pending_replies import PendingReplies, PendingReply, still_unknown
-
-WriteRequest: TypeAlias = (
-    kv_pb2.PutRequest
-    | kv_pb2.DeleteRequest
-    | kv_pb2.DeleteRangeRequest
-    | kv_pb2.WriteRequest
-    | kv_pb2.TxnRequest
-)
 
 _NO_NEEDS = Needs()
 # Refusals that depend on the state of the database: they are only sent after the writer has
@@ -170,6 +162,7 @@ class Writes:
         self._clock = clock
         self._encoder = ReplyEncoder(header)
         self._header = header
+        self._log, self._admission = engine.log, engine.log.admission
         self._queue = FifoLock()
         self._pending_replies = engine.log.pending_replies
         self._durable = engine.wal.durability
@@ -187,7 +180,8 @@ class Writes:
         A batch of more than `direct_ingest_bytes` is written to SST files of its own, and does not
         go through the memtable. Later writes of the same session do not overtake this one.
         """
-        engine, key = self._engine, request.header.idempotency_key
+        engine = self._engine
+        key = request.header.idempotency_key if request.HasField("header") else b""
         size_bytes = changes_bytes(changes)
         is_load = size_bytes > self._direct_ingest_bytes
         durability = requests.durability(request.durability, self._durable)
@@ -203,19 +197,19 @@ class Writes:
         if is_free and key:
             is_new = engine.idempotency.find(key, request_hash) is None
             is_free = is_new and engine.prefetch.known(needs) is not None
-        if is_free:
-            engine.log.check_available()
-            is_free = engine.log.admission.try_admit(admitted_bytes)
-        if not is_free:
+        if not (is_free and self._admission.try_admit(admitted_bytes)):
             write = _Write(changes, reply, size_bytes, needs, key, request_hash, is_load)
             return self._answer(write)
         pending = self._begin(reply, key, request_hash) if key else None
+        log = self._log
+        if pending is None:
+            commit = Commit(changes, log.next_seq, reply.settle, size_bytes=size_bytes)
+        else:
+            commit = Commit(
+                changes, log.next_seq, pending.settle, size_bytes=size_bytes, keyed=pending.keyed
+            )
         try:
-            if pending is None:
-                commit = Commit(changes, engine.log.next_seq, reply.settle)
-            else:
-                commit = Commit(changes, engine.log.next_seq, pending.settle, keyed=pending.keyed)
-            engine.log.submit(commit)
+            log.submit(commit)
         except ShaleError:
             self._abandon(pending)
             raise
@@ -347,7 +341,10 @@ class Writes:
                     write.work, settle, size_bytes=write.size_bytes, read_set=read_set, keyed=keyed
                 )
             else:
-                commit = log.submit(Commit(write.work, log.next_seq, settle, keyed=keyed))
+                commit = Commit(
+                    write.work, log.next_seq, settle, size_bytes=write.size_bytes, keyed=keyed
+                )
+                log.submit(commit)
         except ShaleError:
             self._abandon(pending)
             raise

@@ -66,6 +66,8 @@ class Admission:
         self._memtable_bytes = memtable_bytes
         self._waiting: dict[_WaitingWrite, None] = {}  # waiting writes, in order of arrival
         self._refusal: ShaleError | None = None
+        # Bytes that may be admitted at once, without a look at the memtable; see `_free_bytes`.
+        self._certain_bytes = 0
         self.closed = asyncio.Event()  # set when no more writes are admitted
         self.queued_bytes = 0
         self.waiting_bytes = 0
@@ -77,6 +79,10 @@ class Admission:
         written to SSTs. Raises `MemtableFull` if it can never fit, and the error that `close` was
         given.
         """
+        if size_bytes <= self._certain_bytes:  # which is 0 for all cases below
+            self._certain_bytes -= size_bytes
+            self.queued_bytes += size_bytes
+            return True
         raise_if(self._refusal)
         kept_bytes = size_bytes if is_kept else 0
         if kept_bytes > self._settings.memtable_bytes_max:
@@ -84,6 +90,7 @@ class Admission:
         if self._waiting or not self._fits(size_bytes, kept_bytes):
             return False
         self.queued_bytes += size_bytes
+        self._certain_bytes = self._free_bytes()
         return True
 
     async def wait(
@@ -106,6 +113,7 @@ class Admission:
         wait_ms = min(wait_ms, settings.admission_timeout_ms)
         write = _WaitingWrite(size_bytes, kept_bytes, new_waiter())
         self._waiting[write] = None
+        self._certain_bytes = 0
         self.waiting_bytes += size_bytes
         try:
             # The TimeoutError refers to this task, so it must not become the context of our error.
@@ -124,14 +132,17 @@ class Admission:
     def take_more(self, size_bytes: int) -> None:
         """Account for an admitted write that has turned out to be larger."""
         self.queued_bytes += size_bytes
+        self._certain_bytes = 0
 
     def release(self, size_bytes: int) -> None:
         """Release the bytes of a write that has landed or failed, and admit waiting writes."""
         self.queued_bytes -= size_bytes
+        self._certain_bytes = 0
         self.admit_waiting()
 
     def admit_waiting(self) -> None:
         """Admit waiting writes that fit now, in order: the memtable may have become smaller."""
+        self._certain_bytes = 0
         while self._waiting:
             write = next(iter(self._waiting))
             if not self._fits(write.size_bytes, write.kept_bytes):
@@ -145,6 +156,7 @@ class Admission:
     def close(self, error: ShaleError) -> None:
         """Refuse all writes from now on with `error`, those that wait included."""
         self._refusal = error
+        self._certain_bytes = 0
         self.closed.set()
         for write in list(self._waiting):
             self._remove(write)
@@ -154,6 +166,16 @@ class Admission:
         # A write larger than the whole queue is admitted alone, else it never would be.
         fits = self.queued_bytes + size_bytes <= self._settings.queued_bytes_max
         return (fits or self.queued_bytes == 0) and not self._fills_memtable(kept_bytes)
+
+    def _free_bytes(self) -> int:
+        """Return how much fits until bytes are next released. REQUIRES: no write waits.
+
+        Without a write, the memtable grows only by what views keep when runs are merged: a part of
+        its bound. So only half of it counts here; beyond that, each write is judged by itself.
+        """
+        settings = self._settings
+        kept_max = settings.memtable_bytes_max // 2 - self._memtable_bytes()
+        return max(min(settings.queued_bytes_max, kept_max) - self.queued_bytes, 0)
 
     def _fills_memtable(self, kept_bytes: int) -> bool:
         held_bytes = self._memtable_bytes() + self.queued_bytes

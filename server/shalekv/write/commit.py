@@ -34,7 +34,7 @@ from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES, MemoryRun
 COMMIT_OVERHEAD_BYTES = 1_200
 RECORD_BYTES = ENTRY_OVERHEAD_BYTES + 128  # an idempotency key, its record and an ordinary reply
 _KEY = itemgetter(0)  # of an Entry
-_new = tuple.__new__  # what `Entry()` calls in the end, at half the cost
+_new = tuple.__new__  # what `Entry()` and `Receipt()` call in the end, at half the cost
 
 
 class Receipt(NamedTuple):
@@ -111,9 +111,10 @@ class Commit:
         seq: int,
         settle: OnSettled,
         *,
+        size_bytes: int | None = None,
         keyed: KeyedRequest | None = None,
     ) -> None:
-        """REQUIRES: no key occurs twice in `changes`.
+        """REQUIRES: no key occurs twice in `changes`, which take `size_bytes`, if given.
 
         `settle` is called exactly once, from within the log: it must neither raise nor write.
         """
@@ -128,7 +129,9 @@ class Commit:
         self.read_set = EMPTY_READ_SET
         self.range_tombstones: Sequence[Entry] = ()
         self.entries = self._entries(changes)
-        self.size_bytes = changes_bytes(self.entries) + _record_bytes(keyed)
+        if size_bytes is None:
+            size_bytes = changes_bytes(self.entries)
+        self.size_bytes = size_bytes if keyed is None else size_bytes + RECORD_BYTES
 
     @classmethod
     def of(
@@ -218,9 +221,11 @@ class Commit:
 
     def succeed(self, *, seq: int, wal_id: int | None) -> None:
         """Settle the commit: everything that it wrote, or depends on, is durable."""
-        refusal = None if self.decision is None else self.decision.refusal
-        receipt = Receipt(seq, wal_id, self.decision, self.record)
-        self.end(receipt if refusal is None else refusal)
+        decision = self.decision
+        refusal = None if decision is None else decision.refusal
+        self.end(
+            _new(Receipt, (seq, wal_id, decision, self.record)) if refusal is None else refusal
+        )
 
     def end(self, outcome: Receipt | ShaleError) -> None:
         """Settle the commit with its outcome.

@@ -287,17 +287,16 @@ class GroupCommit:
         is pending in the manifest, and all its files are durable. Raises the error that stopped the
         log, and as `check_available`.
         """
-        try:
-            raise_if(self._state.refusal)
-            raise_if(self.wal.refusal)
-        except ShaleError:
+        refusal = self._state.refusal or self.wal.refusal
+        if refusal is not None:
             self.admission.release(commit.size_bytes)
-            raise
-        had_enough = self._has_enough
-        self._queue.append(commit)
+            raise_if(refusal)
+        queue, had_enough = self._queue, self._has_enough
+        queue.append(commit)
         self.pending_writes.add(commit)
-        self._settle_read_only()
-        if len(self._queue) == 1 or self._has_enough != had_enough:
+        if not commit.writes:
+            self._settle_read_only()
+        if len(queue) == 1 or self._has_enough != had_enough:
             self._wake.set()
         return commit
 

@@ -91,7 +91,7 @@ class PendingWrites:
         for entry in commit.entries:
             if newest.get(entry.key) is entry:
                 del newest[entry.key]
-        if commit in self._range_deletes:
+        if self._range_deletes and commit in self._range_deletes:
             del self._range_deletes[commit]
             self._durable_count += 1
             # Durable range deletes hide only what the memtable hides as well. They stay until they
@@ -99,7 +99,7 @@ class PendingWrites:
             # when thousands land together.
             if self._durable_count >= len(self._range_deletes):
                 self._rebuild_tombstones()
-        if commit in self._loads:
+        if self._loads and commit in self._loads:
             self._loads.remove(commit)
             if not self._loads:
                 self._loaded.set()
