@@ -137,6 +137,11 @@ def seal(body: bytes) -> bytes:
     return covered + crc32c(covered).to_bytes(4, "little") + MAGIC
 
 
+def checksum_of(footer: bytes) -> int:
+    """Return the checksum in a footer that was just made."""
+    return int.from_bytes(footer[-_AFTER_FRAME:-_AFTER_CHECKSUM], "little")
+
+
 def needed_tail(name: str, tail: bytes, object_size: int | None = None) -> int:
     """Return the size of the footer of the object `name`, given its last 20 bytes or more.
 

@@ -26,16 +26,17 @@ from shalekv.format.footer import (
     Footer,
     SstLayout,
     SstProperties,
+    checksum_of,
     encode_footer,
     footer_size,
-    read_footer,
 )
 from shalekv.format.index import BlockHandle, encode_index
 from shalekv.format.names import parse_wal_name
-from shalekv.protocol.entry import NO_EXPIRY, Entry
+from shalekv.protocol.entry import NO_EXPIRY, Entry, Kind
 
 # Each row is read several times: so few rows at once that the processor's cache still has them.
 _GROUP_ROWS = 512
+_NO_FILTER_CHECKSUM = crc32c(b"")
 
 
 class FinishedSst(NamedTuple):
@@ -207,8 +208,8 @@ class SstWriter:
         footer = encode_footer(self._properties, contents, layout)
         for part in (filter_bytes, index, footer):
             self._finished.write(part)
-        read = read_footer(self._properties.name, footer, size_bytes, database_id=None)
-        return FinishedSst(self._finished.getvalue(), read)
+        made = Footer(self._properties, contents, layout, checksum_of(footer))
+        return FinishedSst(self._finished.getvalue(), made)
 
     @property
     def _takes_control(self) -> bool:
@@ -237,7 +238,7 @@ class SstWriter:
         if section is Section.CONTROL and not self._takes_control:
             problem = "control records belong in WAL objects, apart from all keys"
         if problem is not None:
-            raise ValueError(f"{self._properties.name}: section {section}: {problem}")
+            raise _broken_rule(self._properties, section, problem)
         self._last_key = rows.keys[-1]
         self._tally.add(section, rows)
         if section is Section.POINTS:
@@ -261,6 +262,10 @@ class SstWriter:
 def _sooner(one_ms: int, other_ms: int) -> int:
     """Return the earlier of two times, each of which may be none."""
     return min(one_ms or other_ms, other_ms or one_ms)
+
+
+def _broken_rule(properties: SstProperties, section: Section, problem: str) -> ValueError:
+    return ValueError(f"{properties.name}: section {section}: {problem}")
 
 
 def _block_end(keys: Sequence[bytes], ends: Sequence[int], start: int, limit: int) -> int:
@@ -307,6 +312,53 @@ def encode_sst(  # noqa: PLR0913 - four sections, and how they are written
         while group := [*islice(unread, max(_GROUP_ROWS, writer.held_rows))]:
             writer.add(section, columns_of(group))
     return writer.finish(filter_bytes).data
+
+
+def encode_points(
+    properties: SstProperties,
+    entries: Sequence[Entry],
+    *,
+    block_bytes: int,
+    codec: Codec = Codec.NONE,
+) -> bytes:
+    """Return the SST of some puts and tombstones, one or more, as `encode_sst` does.
+
+    Most WAL objects are one block of these, for which nothing has to be divided and collected.
+    """
+    columns = columns_of(entries)
+    keys, seqs, kinds, values, _ = columns
+    key_bytes, value_bytes = sum(map(len, keys)), sum(map(len, values))
+    if key_bytes + value_bytes > block_bytes:
+        return encode_sst(properties, entries, block_bytes=block_bytes, codec=codec)
+    problem = violation(Section.POINTS, columns)
+    if problem is not None:
+        raise _broken_rule(properties, Section.POINTS, problem)
+    block, compress = encode_block(Section.POINTS, columns), compressor(codec)
+    if compress is not None:
+        block = compressed(block, codec, compress)
+    put_count = kinds.count(Kind.PUT)
+    contents = SstContents(
+        min_seq=min(seqs),
+        max_seq=max(seqs),
+        put_count=put_count,
+        tombstone_count=len(kinds) - put_count,
+        key_bytes=key_bytes,
+        value_bytes=value_bytes,
+        first_key=keys[0],
+        last_key=keys[-1],
+    )
+    handle = BlockHandle(0, len(block), crc32c(block), len(keys), Section.POINTS, keys[0])
+    index = encode_index([handle])
+    layout = SstLayout(
+        object_size=len(block) + len(index) + footer_size(contents),
+        filter_offset=len(block),
+        filter_len=0,
+        index_offset=len(block),
+        index_len=len(index),
+        filter_checksum=_NO_FILTER_CHECKSUM,
+        index_checksum=crc32c(index),
+    )
+    return b"".join((block, index, encode_footer(properties, contents, layout)))
 
 
 def encode_fence(properties: SstProperties) -> bytes:
