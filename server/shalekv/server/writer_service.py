@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from shalekv.clock import Clock
 from shalekv.errors import CorruptObject, InvalidRequest
@@ -144,9 +145,14 @@ class WriterKv:
     def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
         """Apply many changes in one commit."""
         requests.check_write(request, call, self._clock)
-        changes = requests.write_changes(request, self._limits, self._engine.time.now_ms)
+        limits, now_ms = self._limits, self._engine.time.now_ms
+        if len(request.changes) > requests.CHANGES_AT_ONCE and requests.is_plain(request):
+            convert = requests.write_changes_in_turns
+            prepare = partial(convert, request, limits, now_ms, self._clock)
+            return self._writes.commit_later(prepare, request, transactions.WRITE_REPLY, call)
+        changes = requests.write_changes(request, limits, now_ms)
         if changes is None:
-            transaction = transactions.write_transaction(request, self._limits)
+            transaction = transactions.write_transaction(request, limits)
             return self._writes.transact(transaction, request, transactions.WRITE_REPLY, call)
         return self._writes.commit(changes, request, transactions.WRITE_REPLY, call)
 

@@ -215,6 +215,29 @@ class Writes:
             raise
         return self._reply_of(reply, commit, pending)
 
+    async def commit_later(
+        self,
+        prepare: Callable[[], Awaitable[Sequence[Change]]],
+        request: WriteRequest,
+        builder: ReplyBuilder[ReplyT],
+        call: Call,
+    ) -> ReplyT:
+        """Commit, as `commit`, changes that take some time to prepare.
+
+        Later writes of the same session do not overtake it.
+        """
+        write_order = FifoLock() if call.write_order is None else call.write_order
+        with write_order.take() as turn:
+            changes = await prepare()
+            await turn
+            answer = self.commit(changes, request, builder, replace(call, write_order=None))
+            if not isinstance(answer, PendingReply | builder.message):
+                answer = await answer  # it has not necessarily been submitted before
+        try:
+            return answer if isinstance(answer, builder.message) else await answer
+        finally:
+            del answer  # its error would hold this frame
+
     def transact(
         self,
         sized: SizedTransaction,

@@ -66,7 +66,8 @@ class Admission:
         self._memtable_bytes = memtable_bytes
         self._waiting: dict[_WaitingWrite, None] = {}  # waiting writes, in order of arrival
         self._refusal: ShaleError | None = None
-        # Bytes that may be admitted at once, without a look at the memtable; see `_free_bytes`.
+        # Bytes that may be admitted at once, without a look at the memtable: see `_free_bytes`. Not
+        # positive while writes wait, or once all are refused.
         self._certain_bytes = 0
         self.closed = asyncio.Event()  # set when no more writes are admitted
         self.queued_bytes = 0
@@ -79,7 +80,7 @@ class Admission:
         written to SSTs. Raises `MemtableFull` if it can never fit, and the error that `close` was
         given.
         """
-        if size_bytes <= self._certain_bytes:  # which is 0 for all cases below
+        if size_bytes <= self._certain_bytes:
             self._certain_bytes -= size_bytes
             self.queued_bytes += size_bytes
             return True
@@ -132,17 +133,15 @@ class Admission:
     def take_more(self, size_bytes: int) -> None:
         """Account for an admitted write that has turned out to be larger."""
         self.queued_bytes += size_bytes
-        self._certain_bytes = 0
+        self._certain_bytes -= size_bytes
 
     def release(self, size_bytes: int) -> None:
         """Release the bytes of a write that has landed or failed, and admit waiting writes."""
         self.queued_bytes -= size_bytes
-        self._certain_bytes = 0
         self.admit_waiting()
 
     def admit_waiting(self) -> None:
         """Admit waiting writes that fit now, in order: the memtable may have become smaller."""
-        self._certain_bytes = 0
         while self._waiting:
             write = next(iter(self._waiting))
             if not self._fits(write.size_bytes, write.kept_bytes):
@@ -168,10 +167,11 @@ class Admission:
         return (fits or self.queued_bytes == 0) and not self._fills_memtable(kept_bytes)
 
     def _free_bytes(self) -> int:
-        """Return how much fits until bytes are next released. REQUIRES: no write waits.
+        """Return how much certainly fits from now on. REQUIRES: no write waits.
 
-        Without a write, the memtable grows only by what views keep when runs are merged: a part of
-        its bound. So only half of it counts here; beyond that, each write is judged by itself.
+        Bytes that are released do not count, since a write that lands takes no more of the memtable
+        than it had of the queue. Apart from writes, the memtable grows only by what views keep when
+        runs are merged, at most as much as is there. So half of its bound counts here.
         """
         settings = self._settings
         kept_max = settings.memtable_bytes_max // 2 - self._memtable_bytes()

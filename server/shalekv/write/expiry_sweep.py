@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -50,6 +51,7 @@ EXPIRY_SCAN_INTERVAL_S = 600  # well below `expired_value_kept_s`, or compaction
 EXPIRY_SCAN_BYTES = 8 * MIB  # a second: a small part of what a store and a core deliver
 NEVER_MS = 2**64 - 1  # no time
 _MS_PER_S = 1_000
+_EXPIRY = itemgetter(Entry._fields.index("expire_at_ms"))
 KEYS_AT_ONCE = 1_000  # keys of one transaction
 BYTES_AT_ONCE = 256 << 10  # accounted bytes of these keys
 BUSY_PARTS = 4  # while more than a quarter of the queue is full, client writes come first
@@ -392,12 +394,13 @@ class ExpirySweep:
         if not self.is_on:
             return
         run, values, newest = group.run, self.values, self._engine.memtable.get
-        # A group that landed ahead may have replaced a value that was not tracked yet.
-        values.add(
-            entry
-            for entry in run.entries
-            if entry.key in values or (entry.expire_at_ms and newest(entry.key) is entry)
-        )
+        if values or any(map(_EXPIRY, run.entries)):
+            # A group that landed ahead may have replaced a value that was not tracked yet.
+            values.add(
+                entry
+                for entry in run.entries
+                if entry.key in values or (entry.expire_at_ms and newest(entry.key) is entry)
+            )
         if run.range_tombstones:
             values.mark_uncertain(run.max_seq)
         if group.load is not None:  # its values are in the levels, and hide older ones

@@ -33,6 +33,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
@@ -390,11 +391,12 @@ class GroupCommit:
             delay_ms = self._delay_ms() if self._queue else None
             if delay_ms == 0:
                 return True
-            try:
-                async with asyncio.timeout(None if delay_ms is None else delay_ms / 1000):
-                    await self._wake.wait()
-            except TimeoutError:
+            if delay_ms is None:
+                await self._wake.wait()
                 continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_ms / 1000):
+                    await self._wake.wait()
 
     def _delay_ms(self) -> float | None:
         """Milliseconds until the queue is to be flushed; None: not before an upload has ended."""

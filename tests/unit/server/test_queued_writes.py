@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from shalekv.errors import OutcomeUnknown, QueueFull, Stopping, StoreBroken
+from shalekv.concurrency import FifoLock
+from shalekv.errors import InvalidRequest, OutcomeUnknown, QueueFull, Stopping, StoreBroken
+from shalekv.server import requests
+from shalekv.server.service import Call
 from shalekv.v1 import kv_pb2
 from shalekv.write.admission import RETRY_AFTER_MS
 from shalekv.write.commit import changes_bytes
 from tests.kit.engine.commits import put as engine_put
 from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.answers import answered
 from tests.kit.serving.roles import (
     MEMORY,
     Serving,
@@ -68,6 +72,33 @@ async def test_no_write_overtakes_one_that_is_being_admitted(steps: int, is_task
         await asyncio.wait([first, asyncio.ensure_future(second)])
         assert (await writer.get(b"a")).value == b"2"
         assert first.result().header.seq == 2
+
+
+async def test_a_large_batch_lets_others_run_and_is_not_overtaken_in_its_session() -> None:
+    """Its changes are converted in many turns of the loop; a later put of a key in it wins."""
+    count = 4 * requests.CHANGES_AT_ONCE
+    puts = [kv_pb2.PutChange(key=b"%04d" % n, value=b"early") for n in range(count)]
+    batch = kv_pb2.WriteRequest(changes=[kv_pb2.Change(put=each) for each in puts])
+    batch.changes.append(kv_pb2.Change(delete=kv_pb2.DeleteChange(key=b"0001")))
+    async with serving() as writer:
+        call = Call(peer="test", write_order=FifoLock())
+        answer = writer.kv.write(batch, call)
+        first = asyncio.create_task(answered(kv_pb2.WriteReply, answer))
+        await asyncio.sleep(0)  # as a session does, so that it takes its place
+        put_again = kv_pb2.PutRequest(key=b"0000", value=b"late")
+        put_answer = writer.kv.put(put_again, call)
+        second = asyncio.create_task(answered(kv_pb2.PutReply, put_answer))
+        turns = 0
+        while writer.engine.log.next_seq == 1:
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= count // requests.CHANGES_AT_ONCE
+        assert ((await first).header.seq, (await second).header.seq) == (1, 2)
+        assert (await writer.get(b"0000")).value == b"late"
+        assert not (await writer.get(b"0001")).found
+        batch.changes[-1].delete.key = b""
+        with pytest.raises(InvalidRequest, match=f"changes.{count}.*delete.key"):
+            await writer.ask(batch)
 
 
 @pytest.mark.parametrize("request_", [COUNT_UP, TXN], ids=["write", "txn"])
