@@ -76,7 +76,7 @@ class ClientCall(Stream):
         "deadline_s",
         "failure",
         "is_done",
-        "metadata",
+        "metadata_block",
         "path",
         "was_refused",
     )
@@ -90,7 +90,8 @@ class ClientCall(Stream):
         """Begin a call that has no stream yet; its deadline is watched from now on."""
         self.channel = channel
         self.path = path
-        self.metadata = metadata
+        # Encoded here: metadata that cannot be is the caller's error, and not the connection's.
+        self.metadata_block = metadata_fields(metadata) if metadata else b""
         self.deadline_s = deadline_s  # on the clock of `time.monotonic`
         self.failure: CallFailed | None = None  # of a call that is done; None: it was OK
         self.is_done = False
@@ -416,8 +417,7 @@ class ClientConnection(Connection[ClientCall]):
         if call.deadline_s is not None:
             left_s = call.deadline_s - self._now_s()
             block += literal(b"grpc-timeout", timeout_field(left_s))
-        if call.metadata:
-            block += metadata_fields(call.metadata)
+        block += call.metadata_block
         self.sender.headers(stream_id, block)
         call.on_opened()
 

@@ -53,6 +53,7 @@ _RESERVED = frozenset(
 _REQUEST_PSEUDO = frozenset([b":method", b":scheme", b":path", b":authority"])
 # Headers of requests without their timeouts, of all connections.
 _HEADS_MAX = 1_024
+_HEAD_BYTES_MAX = 1_024  # longer ones are not kept
 _heads: dict[tuple[tuple[bytes, bytes], ...], RequestHead] = {}
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
@@ -280,9 +281,11 @@ def request_head(fields: Fields) -> RequestHead:
     key = tuple(others)
     head = _heads.get(key)
     if head is None:
-        if len(_heads) >= _HEADS_MAX:
-            _heads.clear()
-        head = _heads[key] = _request_head(others)
+        head = _request_head(others)
+        if sum(len(name) + len(value) for name, value in others) <= _HEAD_BYTES_MAX:
+            if len(_heads) >= _HEADS_MAX:
+                _heads.clear()
+            _heads[key] = head
     return head if timeout is None else _with_timeout(head, timeout)
 
 

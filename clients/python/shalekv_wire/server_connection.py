@@ -40,7 +40,7 @@ from shalekv_wire.headers import (
 )
 from shalekv_wire.sending import Sender
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
-from shalekv_wire.stream import STREAM_WINDOW, Limits, ReceivedBytes, Stream
+from shalekv_wire.stream import MESSAGE_OVERHEAD_BYTES, STREAM_WINDOW, Limits, ReceivedBytes, Stream
 
 UnaryHandler: TypeAlias = Callable[["ServerCall", bytes], None]
 StreamHandler: TypeAlias = "Callable[[StreamCall], Coroutine[Any, Any, None]]"
@@ -305,8 +305,9 @@ class StreamCall(ServerCall):
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         message = self._messages.popleft()
-        self._unread_bytes -= len(message)
-        self.connection.received.held -= len(message)
+        size = len(message) + MESSAGE_OVERHEAD_BYTES
+        self._unread_bytes -= size
+        self.connection.received.held -= size
         if not self._messages:
             self.acknowledge()
         return message
@@ -334,10 +335,11 @@ class StreamCall(ServerCall):
 
     def on_message(self, message: bytes) -> None:
         """Keep the message until it is read."""
-        self._messages.append(message)
-        self._unread_bytes += len(message)
-        self.connection.received.held += len(message)
-        _wake(self._reader)
+        size = len(message) + MESSAGE_OVERHEAD_BYTES
+        if self.hold(size):
+            self._unread_bytes += size
+            self._messages.append(message)
+            _wake(self._reader)
 
     def on_end(self) -> None:
         """Note that the client sends no more."""
@@ -409,6 +411,7 @@ class ServerConnection(Connection[ServerCall]):
         self.peer = peer
         self.now_s = now_s
         self.is_draining = False  # streams that begin now are refused
+        self._is_asked_to_go = False  # by a GOAWAY that refuses no stream yet
         self._find = find
         self._decoder = HeaderDecoder(request_head, list_bytes_max=limits.metadata_bytes_max)
         self._last_stream_id = 0
@@ -443,7 +446,7 @@ class ServerConnection(Connection[ServerCall]):
 
     def receive(self, data: bytes) -> None:
         """Take what the transport has received."""
-        if self._awaited is not None:
+        if self._awaited is not None and not self.is_over:
             awaited = self._awaited
             common = min(len(awaited), len(data))
             if data[:common] != awaited[:common]:
@@ -463,6 +466,7 @@ class ServerConnection(Connection[ServerCall]):
     def begin_drain(self) -> None:
         """Ask the client to open no more streams; those on their way are still answered."""
         if not self.is_draining and not self.is_over:
+            self._is_asked_to_go = True
             ping = frames.frame(frames.PING, 0, 0, b"draining")
             self.sender.control(frames.goaway_frame(WINDOW_MAX, ErrorCode.NO_ERROR) + ping)
 
@@ -474,7 +478,8 @@ class ServerConnection(Connection[ServerCall]):
 
     def on_pong(self) -> None:
         """Note that the client has seen that it should open no more streams."""
-        self.finish_drain()
+        if self._is_asked_to_go:
+            self.finish_drain()
 
     def on_ping(self) -> None:
         """Count a ping, and disconnect a client that sends too many."""

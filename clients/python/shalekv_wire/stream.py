@@ -20,6 +20,7 @@ from shalekv_wire.status import StatusCode
 
 MIB = 1024 * 1024
 STREAM_WINDOW = MIB  # bytes that a peer may send on a stream before they are read
+MESSAGE_OVERHEAD_BYTES = 64  # memory that a message takes beside its bytes
 
 _LENGTH = struct.Struct(">I").unpack_from
 
@@ -136,7 +137,7 @@ class Stream(ABC):
         if self.content_left is not None:
             self.content_left -= end - begin
         if self.partial is not None:
-            if not self._hold(end - begin):
+            if not self.hold(end - begin):
                 return
             self.partial += data[begin:end]
             data, begin, end = self._joined()
@@ -152,7 +153,7 @@ class Stream(ABC):
             begin = stop
             if self.is_remote_done:  # ended meanwhile
                 return
-        if begin < end and self._hold(end - begin):
+        if begin < end and self.hold(end - begin):
             self.partial = bytearray(data[begin:end])
 
     def _joined(self) -> tuple[bytes, int, int]:
@@ -168,11 +169,11 @@ class Stream(ABC):
         self.drop_partial()
         return data, 0, len(data)
 
-    def _hold(self, size: int) -> bool:
-        """Count bytes of an incomplete message; False: there are too many, and the call ends."""
+    def hold(self, size: int) -> bool:
+        """Count bytes that are kept for later; False: there are too many, and the call ends."""
         received = self.connection.received
         if received.held + size > self.connection.limits.received_bytes_max:
-            text = "too many messages are incomplete at this time"
+            text = "too many messages are incomplete or unread at this time"
             self.on_problem(StatusCode.RESOURCE_EXHAUSTED, text)
             return False
         received.held += size
