@@ -56,19 +56,22 @@ def lower_bound(
 
 def pack_u64s(values: Sequence[int]) -> bytes:
     """Return a column of 8-byte numbers. `ValueError`: one does not fit."""
-    return _pack("Q", values)
+    try:
+        return struct.pack(f"<{len(values)}Q", *values)
+    except struct.error as error:
+        raise _out_of_limits(error) from error
 
 
 def pack_u32s(values: Sequence[int]) -> bytes:
     """Return a column of 4-byte numbers. `ValueError`: one does not fit."""
-    return _pack("I", values)
-
-
-def _pack(code: str, values: Sequence[int]) -> bytes:
     try:
-        return struct.pack(f"<{len(values)}{code}", *values)
+        return struct.pack(f"<{len(values)}I", *values)
     except struct.error as error:
-        raise ValueError(f"a number is out of its limits: {error}") from error
+        raise _out_of_limits(error) from error
+
+
+def _out_of_limits(error: struct.error) -> ValueError:
+    return ValueError(f"a number is out of its limits: {error}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ def encode_footer(properties: SstProperties, contents: SstContents, layout: SstL
     """Return the footer. `ValueError`: a field is out of its limits."""
     kind, object_id = _identity(properties.name)
     ids = (object_id, properties.database_id, properties.writer_nonce, properties.write_id)
-    if any(len(id_) != UUID_BYTES for id_ in ids):
+    if {*map(len, ids)} != {UUID_BYTES}:
         raise ValueError(f"{properties.name}: ids and nonces have {UUID_BYTES} bytes")
     try:
         fixed = _FIXED.pack(

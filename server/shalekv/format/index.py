@@ -40,6 +40,7 @@ _COUNTS = struct.Struct("<II")
 _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")
 _OFFSETS_AT = _COUNTS.size
+_ONE_BLOCK = struct.Struct("<IIQIIIIIB")  # the columns of one block, without its first key
 
 
 class BlockHandle(NamedTuple):
@@ -56,6 +57,11 @@ class BlockHandle(NamedTuple):
 
 def encode_index(handles: Sequence[BlockHandle]) -> bytes:
     """Return the index of these blocks."""
+    if len(handles) == 1:  # as nearly all WAL objects have, in one step
+        offset, length, checksum, rows, section, first_key, _ = handles[0]
+        columns = (offset, length, checksum, rows, 0, len(first_key), section)
+        body = _ONE_BLOCK.pack(1, 0, *columns) + first_key
+        return body + padding(len(body))
     keys = [handle.first_key for handle in handles]
     body = b"".join(
         (

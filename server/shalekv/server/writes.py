@@ -184,7 +184,9 @@ class Writes:
         key = request.header.idempotency_key if request.HasField("header") else b""
         size_bytes = changes_bytes(changes)
         is_load = size_bytes > self._direct_ingest_bytes
-        durability = requests.durability(request.durability, self._durable)
+        durability = self._durable
+        if request.durability:
+            durability = requests.durability(request.durability, durability)
         if is_load and durability == MEMORY:
             durability = self._durable  # a load is not in memory before it is durable
         reply = _WriteReply(builder, durability, call, self._pending_replies, self._encoder)
@@ -213,7 +215,10 @@ class Writes:
         except ShaleError:
             self._abandon(pending)
             raise
-        return self._reply_of(reply, commit, pending)
+        if durability != self._durable or pending is not None or call.deadline_ms is not None:
+            return self._reply_of(reply, commit, pending)
+        self._pending_replies.begin(reply)
+        return reply
 
     async def commit_later(
         self,

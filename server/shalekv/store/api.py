@@ -33,6 +33,8 @@ TEMP_SUFFIX = ".tmp"
 MAX_NAME_BYTES = 512
 MAX_PART_BYTES = 200
 
+_NO_PARTS = frozenset(("", ".", ".."))  # what no part of a name may be
+
 REFUSAL_RETRY_MS = 1_000.0
 
 # Whether the object of this name was collected, or may be, so that nothing needs it any more.
@@ -253,8 +255,7 @@ def check_name(name: str) -> None:
 
     Names that a list shows pass, also those of other programs: the collector deletes these.
     """
-    parts = name.split("/")
-    if any(part in {"", ".", ".."} for part in parts) or "\0" in name:
+    if not _NO_PARTS.isdisjoint(name.split("/")) or "\0" in name:
         raise InvalidRequest(
             "name",
             f"{name!r} is not the name of an object: names look like wal/0001.sst, and have no "
@@ -265,11 +266,9 @@ def check_name(name: str) -> None:
 def check_new_name(name: str) -> None:
     """Raise `InvalidRequest` unless every store can create an object of this name."""
     check_name(name)
-    parts = name.split("/")
-    longest_bytes = max(len(part.encode("utf-8", "surrogateescape")) for part in parts)
     if not name.isascii() or not name.isprintable() or "\\" in name:
         raise InvalidRequest("name", f"{name!r} has characters other than printable ASCII")
-    if longest_bytes > MAX_PART_BYTES or len(name) > MAX_NAME_BYTES:
+    if max(map(len, name.split("/"))) > MAX_PART_BYTES or len(name) > MAX_NAME_BYTES:
         raise InvalidRequest(
             "name",
             f"{name!r} is too long: at most {MAX_NAME_BYTES} bytes, {MAX_PART_BYTES} per part",

@@ -18,7 +18,7 @@ from shalekv.concurrency import Waiter, complete, new_waiter
 from shalekv.errors import MemtableFull, Overloaded, QueueFull, ShaleError, raise_if
 from shalekv.read.engine import ShedViews
 from shalekv.read.memtable import Memtable
-from shalekv.settings import WriterSettings
+from shalekv.settings import KIB, WriterSettings
 from shalekv.write.idempotency import Idempotency
 
 RETRY_AFTER_MS = 200  # retry advice with a refusal: about the time of a few uploads
@@ -28,6 +28,7 @@ PRESSED_POLL_MS = 500
 PRESSED_PARTS = 8  # "much" is an eighth of the memory for uncompacted writes
 # Each load that is not compacted is one more sorted run that reads must search.
 UNCOMPACTED_LOADS_MAX = 64
+CERTAIN_BYTES_MAX = 256 * KIB  # admitted between two looks at the memtable: some 150 small puts
 LOADS_POLL_MS = 20  # interval of polling whether loads were compacted
 HELD_PARTS = 4  # scans may keep a quarter of that memory after compaction, then they are ended
 
@@ -171,11 +172,13 @@ class Admission:
 
         Bytes that are released do not count, since a write that lands takes no more of the memtable
         than it had of the queue. Apart from writes, the memtable grows only by what views keep when
-        runs are merged, at most as much as is there. So half of its bound counts here.
+        runs are merged, at most as much as is there. So half of its bound counts here. No more than
+        `CERTAIN_BYTES_MAX`, since a look at the memtable also forgets runs that nobody keeps.
         """
         settings = self._settings
         kept_max = settings.memtable_bytes_max // 2 - self._memtable_bytes()
-        return max(min(settings.queued_bytes_max, kept_max) - self.queued_bytes, 0)
+        free_bytes = min(settings.queued_bytes_max, kept_max) - self.queued_bytes
+        return min(max(free_bytes, 0), CERTAIN_BYTES_MAX)
 
     def _fills_memtable(self, kept_bytes: int) -> bool:
         held_bytes = self._memtable_bytes() + self.queued_bytes

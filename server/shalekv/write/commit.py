@@ -174,7 +174,7 @@ class Commit:
     @property
     def writes(self) -> bool:
         """Return whether there is anything to make durable."""
-        return bool(self.entries or self.range_tombstones or self.load)
+        return bool(self.entries or self.range_tombstones or self.load is not None)
 
     @property
     def depends_on_state(self) -> bool:
@@ -286,14 +286,15 @@ class Group:
         self.wal_id = wal_id
         self.position = wal_id if position is None else position
         self.commits = commits
-        self.size_bytes = sum(commit.size_bytes for commit in commits)
+        self.size_bytes = sum([commit.size_bytes for commit in commits])
         # A commit that writes nothing has a number, too, but no reader of the WAL ever sees it.
         self.max_seq = next(commit.seq for commit in reversed(commits) if commit.writes)
         newest = {entry.key: entry for commit in commits for entry in commit.entries}
         tombstones = [entry for commit in commits for entry in commit.range_tombstones]
         self.run = MemoryRun.from_newest(newest, max_seq=self.max_seq, range_tombstones=tombstones)
         for commit in commits:
-            commit.take_slot(wal_id)
+            if commit.keyed is not None:
+                commit.take_slot(wal_id)
         self.load = self._load()
 
     def contents(self) -> WalContents:

@@ -147,7 +147,7 @@ class CommitQueue:
         while commits and taken_bytes + commits[0].size_bytes <= bytes_max:
             if taken[0].load or commits[0].load:
                 break
-            if commits[0].depends_on_state and not takes_dependents:
+            if not takes_dependents and commits[0].depends_on_state:
                 break
             taken.append(commits.popleft())
             taken_bytes += taken[-1].size_bytes
@@ -203,7 +203,7 @@ class LogStats:
         """Count a group that has landed."""
         self.objects += group.wal_id != self.last_wal_id
         self.last_wal_id = group.wal_id
-        self.commits += sum(commit.writes for commit in group.commits)
+        self.commits += len([commit for commit in group.commits if commit.writes])
 
 
 class GroupCommit:
@@ -292,13 +292,14 @@ class GroupCommit:
         if refusal is not None:
             self.admission.release(commit.size_bytes)
             raise_if(refusal)
-        queue, had_enough = self._queue, self._has_enough
+        queue = self._queue
+        before_bytes = queue.size_bytes
         queue.append(commit)
         self.pending_writes.add(commit)
         if not commit.writes:
             self._settle_read_only()
-        if len(queue) == 1 or self._has_enough != had_enough:
-            self._wake.set()
+        if not before_bytes or before_bytes < self._state.policy.flush_bytes <= queue.size_bytes:
+            self._wake.set()  # it was empty, or is to be flushed now
         return commit
 
     def transact(
@@ -376,11 +377,6 @@ class GroupCommit:
             )
         self._apply(Abandon())
 
-    @property
-    def _has_enough(self) -> bool:
-        """Return whether the queue is flushed without waiting for the flush interval."""
-        return self._queue.size_bytes >= self._state.policy.flush_bytes
-
     async def _wait_until_due(self) -> bool:
         """Wait until the queue is to be flushed. Returns False when `run` should end."""
         while True:
@@ -415,7 +411,7 @@ class GroupCommit:
         """Take the front of the queue as a group, and give it the next slot."""
         state = self._state
         taken = self._queue.take(state.policy.flush_bytes, takes_dependents=state.takes_dependents)
-        size_bytes = sum(commit.size_bytes for commit in taken)
+        size_bytes = sum([commit.size_bytes for commit in taken])
         is_load = taken[0].load is not None
         wal_id = self.wal.take(size_bytes, is_load=is_load)
         group = Group(wal_id, taken, position=state.next_position)

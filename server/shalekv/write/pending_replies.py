@@ -75,11 +75,11 @@ class PendingReply(Generic[MessageT]):
         return self._complete(asyncio.CancelledError())
 
     def set_result(self, reply: bytes) -> None:
-        """Complete the call with its reply."""
+        """Complete the call with its reply, unless it is done."""
         self._complete(reply)
 
     def set_exception(self, error: ShaleError) -> None:
-        """Complete the call with an error."""
+        """Complete the call with an error, unless it is done."""
         self._complete(error)
 
     def _complete(self, outcome: bytes | BaseException) -> bool:
