@@ -101,6 +101,26 @@ class LogState:
     mode: Mode = Mode.OPEN
     refusal: ShaleError | None = None  # why commits are not accepted
 
+    def with_window(
+        self,
+        next_wal_id: int,
+        next_position: int,
+        slots: tuple[LogSlot, ...],
+        last_taken_ms: float | None,
+    ) -> LogState:
+        """Return the state with another window: `replace` would take three times as long."""
+        return LogState(
+            self.own,
+            self.policy,
+            self.is_ordered,
+            next_wal_id,
+            next_position,
+            slots,
+            last_taken_ms,
+            self.mode,
+            self.refusal,
+        )
+
     @property
     def in_flight(self) -> list[LogSlot]:
         """The slots whose outcome is not known."""
@@ -269,14 +289,8 @@ def step(state: LogState, event: LogEvent) -> LogStep:
 
 def _group_taken(state: LogState, event: GroupTaken) -> LogStep:
     slot = LogSlot(state.next_position, event.wal_id, event.last_seq, event.is_load)
-    taken = replace(
-        state,
-        slots=(*state.slots, slot),
-        next_position=state.next_position + 1,
-        next_wal_id=event.wal_id + 1,
-        last_taken_ms=event.now_ms,
-    )
-    return taken, []
+    slots = (*state.slots, slot)
+    return state.with_window(event.wal_id + 1, slot.position + 1, slots, event.now_ms), []
 
 
 def _slot_filled(state: LogState, event: SlotFilled) -> LogStep:
@@ -335,12 +349,15 @@ def _slot_at(state: LogState, position: int) -> LogSlot:
 
 def _settle(state: LogState, slot: LogSlot, outcome: Outcome) -> tuple[LogState, list[Advance]]:
     """Record the outcome of a slot; return the slots that leave the window, in order."""
-    slots = [replace(each, outcome=outcome) if each is slot else each for each in state.slots]
+    ended = LogSlot(slot.position, slot.wal_id, slot.last_seq, slot.is_load, outcome)
+    slots = tuple([ended if each is slot else each for each in state.slots])
     settled = 0
     while settled < len(slots) and slots[settled].outcome is not Outcome.IN_FLIGHT:
         settled += 1
-    advances = [Advance(each) for each in slots[:settled]]
-    return replace(state, slots=tuple(slots[settled:])), advances
+    window = state.with_window(
+        state.next_wal_id, state.next_position, slots[settled:], state.last_taken_ms
+    )
+    return window, [Advance(each) for each in slots[:settled]]
 
 
 _TRANSITIONS: Mapping[type[LogEvent], Callable[[LogState, Any], LogStep]] = {
