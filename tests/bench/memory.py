@@ -11,6 +11,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -96,6 +97,7 @@ async def measure(stage: Stage, minutes: float) -> dict[str, Any]:
         "is_within": max(y for _, y in curves["writer"]) <= idle_mib + budget_mib + SPARE_MIB,
         "cpu_s": round(cpu_s(server.pids()) - began_cpu_s, 1),
         "pauses": pauses(probed),
+        "warnings": _warnings(server),
         **flatness(curves["writer"]),
         "curves": {name: [(round(x, 3), round(y, 1)) for x, y in curve]
                    for name, curve in curves.items()},
@@ -128,6 +130,16 @@ async def _run(load: Load, address: str, seconds: float) -> dict[str, Any]:
     assert process.returncode == 0
     told: dict[str, Any] = json.loads(output)
     return told
+
+
+def _warnings(server: Target) -> dict[str, int]:
+    """Return the warnings and errors in the log of the server, and how often each came."""
+    assert server.child is not None
+    return Counter(
+        str(line.get("event", line))
+        for line in server.child.lines()
+        if line.get("level") not in ("debug", "info")
+    )
 
 
 def _unexpected(loads: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -232,6 +244,8 @@ def shown(found: dict[str, Any]) -> str:
         f"through the last two thirds {found['growth_mib']} MiB more at their end, "
         f"{found['slope_mib_per_hour']} MiB an hour"
     )
+    if found["warnings"]:
+        lines.append(f"warnings in the log: {dict(found['warnings'])}")
     if found["unexpected"]:
         lines.append(f"UNEXPECTED: {found['unexpected']}")
     return "\n".join(lines)

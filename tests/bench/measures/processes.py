@@ -24,6 +24,7 @@ CONNECTIONS = 1_000
 WARM_CONNECTIONS = 200
 LARGEST_BATCH = 10_000
 SCANNED_ROWS = 1_000
+CLIENT_PUTS = {"session": 20_000, "coalesced": 8_000, "unary": 3_000}
 WATCHES, STREAMS = 10_000, 20
 ONE, TWO = "one reader process", "two reader processes"
 CLIENT = Path(__file__).parents[1] / "programs" / "python_client.py"
@@ -91,7 +92,7 @@ async def commits(stage: Stage, found: Found) -> None:
         await asyncio.sleep(1.1)  # the probe writes each second
         read, began = _read(lines), await status(server.address)
         load = Load(f"{KV}/Put", prepared, in_flight)
-        await stage.put_under_load(server, load, count=stage.sized(2_000, 200))
+        await stage.put_under_load(server, load, count=stage.sized(1_000, 200))
         ended = await status(server.address)
         await asyncio.sleep(1.1)
         syncs = sum(line["syncs"] for line in _read(lines)[len(read) :])
@@ -168,18 +169,18 @@ async def _until(server: Target, is_so: Callable[[admin_pb2.StatusReply], bool])
 
 async def client(stage: Stage, found: Found) -> None:
     """Durable puts on a server of the same commit; with `--base` beside the commit before."""
-    puts = stage.sized(20_000, 300)
     ours = await stage.serve(f"file://{stage.new_folder('database')}/db", *ALONE)
     ways: dict[str, Way] = {}
-    for way in ("session", "coalesced", "unary"):
+    counts = {way: stage.sized(puts, 300) for way, puts in CLIENT_PUTS.items()}
+    for way, puts in counts.items():
         ways[way] = partial(_python_client, sys.executable, ours, way, puts)
     if stage.base is not None:
         before = await stage.serve_base(f"file://{stage.new_folder('before')}/db", *ALONE)
         python = str(stage.base / ".venv" / "bin" / "python")
-        for way in list(ways):
+        for way, puts in counts.items():
             ways[f"{way}, before"] = partial(_python_client, python, before, way, puts)
     await stage.in_turns(found, ways, stage.sized(3, 1))
-    for way in ("session", "coalesced", "unary"):
+    for way in counts:
         if stage.base is not None:
             found.ratio(way, "calls/s", way, f"{way}, before")
         found.add(f"{way}_rate", *found.sides[way]["calls/s"])

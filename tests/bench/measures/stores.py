@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import statistics
 import threading
@@ -15,20 +16,24 @@ from pathlib import Path
 
 from tests.bench import requests
 from tests.bench.bare_s3 import BareS3, bare_s3
+from tests.bench.peers import SITE
 from tests.bench.plan import Found, Goal, Measure
 from tests.bench.requests import KV
-from tests.bench.stage import ALONE, Load, Stage, Target, Way, status, timed_ms
+from tests.bench.stage import ALONE, ROOT, Load, Stage, Target, Way, status, timed_ms
 from tests.kit.processes.cluster import Cluster
 from tests.servers.object_stores import versitygw
+from tests.servers.obtain import obtained
 from tests.servers.proxy import Proxy, proxy_before
 
 BUCKET = "bench"
 STORE_MS = 25
 OBJECT_BYTES = 4096
+OUR_WAL = re.compile(r"PUT /bench/(lone|many|defaults|paced)/wal/")
 SAFEKEEPERS = 3
 RECORD_BYTES = 256
 BARE = "bare PUT"
 LONE, MANY, DEFAULTS = "lone put", "64, 4 in flight, 10 ms", "64, defaults"
+PACED, SLATEDB = "64, an object each 100 ms", "64, SlateDB's binding (100 ms)"
 TRIP, SYNC = "round trip", "sync of a record"
 QUORUM_LONE, QUORUM_MANY = "lone put, quorum", "64, quorum"
 
@@ -57,10 +62,10 @@ async def late(stage: Stage, found: Found) -> None:
             serve("lone", "--flush-interval-ms", "0"),
             serve("many", "--flush-interval-ms", "10", "--max-parallel-writes", "4"),
             serve("defaults"),
+            serve("paced", "--flush-interval-ms", "100"),
         )
-        ours = dict(
-            zip((LONE, MANY, DEFAULTS), zip(started, (1, 64, 64), strict=True), strict=True)
-        )
+        names = (LONE, MANY, DEFAULTS, PACED)
+        ours = dict(zip(names, zip(started, (1, 64, 64, 64), strict=True), strict=True))
         ways: dict[str, Way] = {
             name: partial(
                 stage.put_under_load,
@@ -71,6 +76,7 @@ async def late(stage: Stage, found: Found) -> None:
             for name, (target, in_flight) in ours.items()
         }
         ways[BARE] = partial(_puts, bare, stage.sized(40, 4))
+        ways[SLATEDB] = partial(_slatedb_puts, stage, env, seconds)
         before = [await status(target.address) for target, _ in ours.values()]
         sent_before = _wal_puts(proxy)
         await stage.in_turns(found, ways, stage.sized(5, 1))
@@ -81,10 +87,28 @@ async def late(stage: Stage, found: Found) -> None:
         found.add("requests", (_wal_puts(proxy) - sent_before) / commits)
     for key, side in (("lone", LONE), ("many", MANY), ("defaults", DEFAULTS)):
         found.ratio(key, "p50 ms", side, BARE)
+    found.ratio("peer", "p50 ms", PACED, SLATEDB)
+
+
+async def _slatedb_puts(
+    stage: Stage, env: Mapping[str, str], seconds: float
+) -> Mapping[str, float]:
+    names = {
+        "CLOUD_PROVIDER": "aws",
+        "AWS_BUCKET": BUCKET,
+        "AWS_ENDPOINT": env["SHALEKV_STORE__ENDPOINT_URL"],
+        "AWS_ALLOW_HTTP": "true",
+        "PYTHONPATH": f"{ROOT}:{obtained('slatedb') / SITE}",
+    }
+    name = f"slatedb-{next(stage.numbers)}"
+    told: dict[str, float] = await stage.program(
+        "slatedb_puts", name, "64", str(seconds), env=dict(env) | names
+    )
+    return told
 
 
 def _wal_puts(proxy: Proxy) -> int:
-    return sum(seen.startswith("PUT ") and "/wal/" in seen for seen in proxy.seen)
+    return sum(bool(OUR_WAL.match(seen)) for seen in proxy.seen)
 
 
 async def _puts(bare: BareS3, count: int) -> Mapping[str, float]:
@@ -172,6 +196,7 @@ LATE = Measure(
         Goal("lone", "lone client, median, bare PUT = 1", at_most=1.2),
         Goal("many", "64 clients, 4 in flight and 10 ms apart, median, bare PUT = 1", at_most=1.6),
         Goal("defaults", "64 clients at defaults, median, bare PUT = 1", at_most=2.2),
+        Goal("peer", "64 clients, an object each 100 ms, median, SlateDB's binding = 1", at_most=1),
         Goal("requests", "PUTs for a group commit", at_most=1.0),
     ),
     late,
