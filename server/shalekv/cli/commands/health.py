@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 
 import click
-import grpc
 from grpc_health.v1 import health_pb2
 
 from shalekv.cli.console.connection import Target, target_options
 from shalekv.wording import READ, WRITE
+from shalekv_client.routing.servers import (
+    MESSAGE_BYTES_MAX,
+    ConnectionOptions,
+    chosen_wire,
+    open_channel,
+)
+from shalekv_wire.status import CallFailed, StatusCode
 
 NOT_SERVING = 1  # the only failure code for Docker, which reserves 2
 KV, ADMIN = "shalekv.v1.KV", "shalekv.v1.Admin"
 _CHECK = "/grpc.health.v1.Health/Check"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
-
-# As the client does: connect directly, ignoring HTTP proxies of the environment.
-_OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 _HELP = """Check whether a server is ready, by its gRPC health service.
 
@@ -54,14 +57,10 @@ Exit codes:
 @target_options
 def health(*, service: str | None, target: Target) -> None:
     """Check, and print the status."""
-    # The core of gRPC writes its own lines to stderr; the errors printed below say the same.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        answer = _ask(target, service or "").status
-    except grpc.RpcError as error:
-        # A failed call has code and details, but the declared type of the error has not.
-        code: grpc.StatusCode = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
-        problem = _problems(target).get(code) or getattr(error, "details", str)() or "no answer"
+        answer = asyncio.run(_ask(target, service or "")).status
+    except CallFailed as failed:
+        problem = _problems(target).get(failed.code) or failed.message or "no answer"
         click.echo(f"Error: {target.address}: {problem}", err=True)
         raise SystemExit(NOT_SERVING) from None
     click.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(answer))
@@ -69,24 +68,22 @@ def health(*, service: str | None, target: Target) -> None:
         raise SystemExit(NOT_SERVING)
 
 
-def _problems(target: Target) -> dict[grpc.StatusCode, str]:
+def _problems(target: Target) -> dict[StatusCode, str]:
     return {
-        grpc.StatusCode.UNAVAILABLE: "no connection to the server",
-        grpc.StatusCode.DEADLINE_EXCEEDED: (
+        StatusCode.UNAVAILABLE: "no connection to the server",
+        StatusCode.DEADLINE_EXCEEDED: (
             f"no answer within {target.timeout_ms:,} ms: it may still be opening its database"
         ),
-        grpc.StatusCode.NOT_FOUND: "the server has no such service",
+        StatusCode.NOT_FOUND: "the server has no such service",
     }
 
 
-def _ask(target: Target, service: str) -> health_pb2.HealthCheckResponse:
-    with grpc.insecure_channel(target.address, options=_OPTIONS) as channel:
-        check = channel.unary_unary(
-            _CHECK,
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
-        reply: health_pb2.HealthCheckResponse = check(
-            health_pb2.HealthCheckRequest(service=service), timeout=target.timeout_ms / 1_000
-        )
-    return reply
+async def _ask(target: Target, service: str) -> health_pb2.HealthCheckResponse:
+    how = ConnectionOptions(MESSAGE_BYTES_MAX, wire=chosen_wire(None))
+    channel = open_channel(target.address, how)
+    request = health_pb2.HealthCheckRequest(service=service).SerializeToString()
+    try:
+        reply = await channel.unary(_CHECK, request, timeout_s=target.timeout_ms / 1_000)
+    finally:
+        await channel.close()
+    return health_pb2.HealthCheckResponse.FromString(reply)
