@@ -499,9 +499,9 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
         return stats_of(await self.fleet.run(ask, self._first(), self._time_ms(timeout_ms)))
 
     async def _call(self, operation: Operation[ResultT], timeout_ms: int | None) -> ResultT:
-        size_bytes = operation.size_bytes
+        size_bytes = len(operation.data)
         if size_bytes > self._message_bytes_max:
-            raise too_large(self.address, operation.method, size_bytes, self._message_bytes_max)
+            raise too_large(self.address, str(operation.kind), size_bytes, self._message_bytes_max)
 
         def send(server: Server, left_ms: float) -> Awaitable[ResultT]:
             return server.send(operation, left_ms)

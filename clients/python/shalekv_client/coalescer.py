@@ -179,7 +179,7 @@ class Coalescer:
         """
         now_s = asyncio.get_running_loop().time()
         has_sessions = not self._absent_until_s or now_s >= self._absent_until_s
-        size_bytes = operation.size_bytes + OVERHEAD_BYTES
+        size_bytes = len(operation.data) + OVERHEAD_BYTES
         return has_sessions and size_bytes <= self._outbox.message_bytes_max
 
     async def call(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:

@@ -1,7 +1,9 @@
-"""The operations of a client: for each one its request, and how its reply is decoded.
+"""The operations of a client: for each one its encoded request, and how its reply is decoded.
 
 An operation does not depend on how it is sent: in a unary call (`UnaryCalls`), with others in a
-message of the session that the client itself keeps, or in an explicit session.
+message of the session that the client itself keeps, or in an explicit session. Its request is
+encoded once. That of a plain put or get is put together from bytes, since a protobuf object would
+cost most of the time of the operation.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -56,25 +58,77 @@ At: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Operation(Generic[ResultT]):
+class Method(Generic[RequestT, ReplyT]):
+    """A method with one request and one reply."""
+
+    path: str  # of its calls
+    request: type[RequestT]
+    reply: type[ReplyT]
+
+
+KV, ADMIN = "shalekv.v1.KV", "shalekv.v1.Admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One of the operations that unary calls and sessions have in common."""
+
+    name: str  # of its field in `SessionOperation` and `SessionResult`
+    method: Method[Any, Any]  # of the same operation in a unary call
+    tag: bytes  # of the field in `SessionOperation`
+
+    @classmethod
+    def of(cls, name: str, request: type[Message], reply: type[Message]) -> Kind:
+        """Return the kind of the field `name`."""
+        method = name.title().replace("_", "")
+        number = kv_pb2.SessionOperation.DESCRIPTOR.fields_by_name[name].number
+        return cls(name, Method(f"/{KV}/{method}", request, reply), bytes([number << 3 | _BYTES]))
+
+    def __str__(self) -> str:
+        """Return the name of the method, for messages."""
+        return self.method.path.rpartition("/")[2]
+
+
+_BYTES = 2  # the wire type of protobuf for fields with a length
+GET = Kind.of("get", kv_pb2.GetRequest, kv_pb2.GetReply)
+_BATCH_GET = Kind.of("batch_get", kv_pb2.BatchGetRequest, kv_pb2.BatchGetReply)
+_PUT = Kind.of("put", kv_pb2.PutRequest, kv_pb2.PutReply)
+_DELETE = Kind.of("delete", kv_pb2.DeleteRequest, kv_pb2.DeleteReply)
+_DELETE_RANGE = Kind.of("delete_range", kv_pb2.DeleteRangeRequest, kv_pb2.DeleteRangeReply)
+_WRITE = Kind.of("write", kv_pb2.WriteRequest, kv_pb2.WriteReply)
+_TXN = Kind.of("txn", kv_pb2.TxnRequest, kv_pb2.TxnReply)
+
+_VARINT_BITS, _VARINT_MORE = 7, 0x80
+_SMALL_VARINTS = tuple(bytes([number]) for number in range(_VARINT_MORE))
+
+
+def varint(number: int) -> bytes:
+    """Encode a number as protobuf does. REQUIRES: it is not negative."""
+    if number < _VARINT_MORE:
+        return _SMALL_VARINTS[number]
+    encoded = bytearray()
+    while number >= _VARINT_MORE:
+        encoded.append(number & 0x7F | _VARINT_MORE)
+        number >>= _VARINT_BITS
+    encoded.append(number)
+    return bytes(encoded)
+
+
+class Operation(NamedTuple, Generic[ResultT]):
     """One operation, ready to be sent, once or repeatedly."""
 
-    name: str  # its field in `SessionOperation` and `SessionResult`
-    request: Message
+    kind: Kind
+    data: bytes  # the encoded request
     decode: Callable[[Any], ResultT]  # the result from the reply; ValueError if it does not fit
     is_repeatable: bool  # whether it may be sent again when its outcome is unknown
     read_level: ReadLevel | None = None  # None: it is a write
     min_seq: int = 0  # the sequence number that the reply to a read must have reached
 
-    @property
-    def method(self) -> str:
-        """The method of the service KV for the same operation."""
-        return self.name.title().replace("_", "")
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of the request on the wire."""
-        return self.request.ByteSize()
+    def demanding_min_seq(self) -> Operation[ResultT]:
+        """Return the operation with `min_seq` in its request: the server waits for that commit."""
+        request = self.kind.method.request.FromString(self.data)
+        request.header.min_seq = self.min_seq
+        return self._replace(data=request.SerializeToString())
 
 
 def get(
@@ -86,16 +140,13 @@ def get(
     min_seq: int = 0,
 ) -> Operation[Value | None]:
     """The value of `key`; None when it has none."""
-    header = read_header(read_level, max_staleness_ms=max_staleness_ms, at=at)
-    request = kv_pb2.GetRequest(header=header, key=key)
-    return Operation(
-        "get",
-        request,
-        value_of,
-        is_repeatable=True,
-        read_level=read_level,
-        min_seq=min_seq if at is None else 0,
-    )
+    if max_staleness_ms or at is not None:
+        header = read_header(read_level, max_staleness_ms=max_staleness_ms, at=at)
+        data = kv_pb2.GetRequest(header=header, key=key).SerializeToString()
+    else:
+        data = b"%b\x12%b%b" % (_READ_HEADERS[read_level], varint(len(key)), key)
+    is_newest = at is None
+    return Operation(GET, data, value_of, True, read_level, min_seq if is_newest else 0)  # noqa: FBT003
 
 
 def batch_get(
@@ -110,8 +161,8 @@ def batch_get(
     header = read_header(read_level, max_staleness_ms=max_staleness_ms, at=at)
     request = kv_pb2.BatchGetRequest(header=header, keys=keys)
     return Operation(
-        "batch_get",
-        request,
+        _BATCH_GET,
+        request.SerializeToString(),
         _values,
         is_repeatable=True,
         read_level=read_level,
@@ -129,15 +180,26 @@ def put(
     idempotency_key: bytes | None = None,
 ) -> Operation[Commit]:
     """Set the value of `key`."""
-    request = kv_pb2.PutRequest(
-        header=_write_header(idempotency_key),
-        key=key,
-        value=value,
-        ttl_ms=ttl_ms,
-        durability=_wire(durability),
-        precondition=None if condition is None else precondition(condition),
-    )
-    return Operation("put", request, commit_of, bool(idempotency_key))
+    if ttl_ms or condition is not None:
+        request = kv_pb2.PutRequest(
+            header=_write_header(idempotency_key),
+            key=key,
+            value=value,
+            ttl_ms=ttl_ms,
+            durability=_wire(durability),
+            precondition=None if condition is None else precondition(condition),
+        )
+        data = request.SerializeToString()
+    else:
+        data = b"%b\x12%b%b\x1a%b%b%b" % (
+            _encoded_write_header(idempotency_key),
+            varint(len(key)),
+            key,
+            varint(len(value)),
+            value,
+            _DURABILITIES[durability],
+        )
+    return Operation(_PUT, data, commit_of, bool(idempotency_key))
 
 
 def delete(
@@ -154,7 +216,7 @@ def delete(
         durability=_wire(durability),
         precondition=None if condition is None else precondition(condition),
     )
-    return Operation("delete", request, commit_of, bool(idempotency_key))
+    return Operation(_DELETE, request.SerializeToString(), commit_of, bool(idempotency_key))
 
 
 def delete_range(
@@ -173,7 +235,7 @@ def delete_range(
         all=all_keys,
         durability=_wire(durability),
     )
-    return Operation("delete_range", request, commit_of, bool(idempotency_key))
+    return Operation(_DELETE_RANGE, request.SerializeToString(), commit_of, bool(idempotency_key))
 
 
 def add(key: bytes, delta: int = 1, *, idempotency_key: bytes | None = None) -> Operation[int]:
@@ -184,7 +246,7 @@ def add(key: bytes, delta: int = 1, *, idempotency_key: bytes | None = None) -> 
         changes=[change],
         durability=kv_pb2.DURABILITY_DURABLE,
     )
-    return Operation("write", request, _counter, bool(idempotency_key))
+    return Operation(_WRITE, request.SerializeToString(), _counter, bool(idempotency_key))
 
 
 def write(
@@ -199,7 +261,9 @@ def write(
         changes=map(to_message, changes),
         durability=_wire(durability),
     )
-    return Operation("write", request, _commit_with_counters, bool(idempotency_key))
+    return Operation(
+        _WRITE, request.SerializeToString(), _commit_with_counters, bool(idempotency_key)
+    )
 
 
 def txn(
@@ -218,7 +282,7 @@ def txn(
         otherwise=map(_txn_operation, otherwise),
         durability=_wire(durability),
     )
-    return Operation("txn", request, txn_result_of, bool(idempotency_key))
+    return Operation(_TXN, request.SerializeToString(), txn_result_of, bool(idempotency_key))
 
 
 def read_header(
@@ -252,6 +316,23 @@ def _write_header(idempotency_key: bytes | None) -> kv_pb2.RequestHeader | None:
     return kv_pb2.RequestHeader(idempotency_key=idempotency_key) if idempotency_key else None
 
 
+def _encoded_write_header(idempotency_key: bytes | None) -> bytes:
+    """Return the header of a put as a field of its request."""
+    if not idempotency_key:
+        return b""
+    header = b"\x2a%b%b" % (varint(len(idempotency_key)), idempotency_key)
+    return b"\x0a%b%b" % (varint(len(header)), header)
+
+
+# As fields of a request: the header with nothing but a level, and the durability.
+_READ_HEADERS: Mapping[ReadLevel, bytes] = MappingProxyType(
+    {level: b"\x0a\x02\x20%c" % level.value for level in ReadLevel}
+)
+_DURABILITIES: Mapping[Durability, bytes] = MappingProxyType(
+    {durability: b"\x28%c" % durability.value for durability in Durability}
+)
+
+
 def _wire(durability: Durability) -> kv_pb2.Durability.ValueType:
     return kv_pb2.Durability.ValueType(durability.value)
 
@@ -282,32 +363,6 @@ def note_nothing(_operation: Operation[Any], _reply: Any) -> None:
     """Ignore the reply: the `Note` of a caller that needs only results."""
 
 
-@dataclass(frozen=True, slots=True)
-class Method(Generic[RequestT, ReplyT]):
-    """A method with one request and one reply."""
-
-    path: str  # of its calls
-    request: type[RequestT]
-    reply: type[ReplyT]
-
-
-KV, ADMIN = "shalekv.v1.KV", "shalekv.v1.Admin"
-GET = Method(f"/{KV}/Get", kv_pb2.GetRequest, kv_pb2.GetReply)
-_OF_OPERATIONS: Mapping[str, Method[Any, Any]] = MappingProxyType(
-    {
-        "get": GET,
-        "batch_get": Method(f"/{KV}/BatchGet", kv_pb2.BatchGetRequest, kv_pb2.BatchGetReply),
-        "put": Method(f"/{KV}/Put", kv_pb2.PutRequest, kv_pb2.PutReply),
-        "delete": Method(f"/{KV}/Delete", kv_pb2.DeleteRequest, kv_pb2.DeleteReply),
-        "delete_range": Method(
-            f"/{KV}/DeleteRange", kv_pb2.DeleteRangeRequest, kv_pb2.DeleteRangeReply
-        ),
-        "write": Method(f"/{KV}/Write", kv_pb2.WriteRequest, kv_pb2.WriteReply),
-        "txn": Method(f"/{KV}/Txn", kv_pb2.TxnRequest, kv_pb2.TxnReply),
-    }
-)
-
-
 class UnaryCalls:
     """Sends each operation in a unary call."""
 
@@ -318,20 +373,24 @@ class UnaryCalls:
 
     async def call(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:
         """Send `operation` and return its result; raises the errors of `shalekv_client.errors`."""
-        method = _OF_OPERATIONS[operation.name]
-        reply = await attempt(self._channel, method, operation.request, timeout_ms)
+        reply = await _attempt(self._channel, operation.kind.method, operation.data, timeout_ms)
         self._note(operation, reply)
         try:
             return operation.decode(reply)
         except ValueError:
-            raise not_an_answer(self._channel.address, operation.method) from None
+            raise not_an_answer(self._channel.address, str(operation.kind)) from None
 
 
 async def attempt(
     channel: Channel, method: Method[RequestT, ReplyT], request: RequestT, timeout_ms: float
 ) -> ReplyT:
     """Make one call and return the reply; raises the errors of `shalekv_client.errors`."""
-    data = request.SerializeToString()
+    return await _attempt(channel, method, request.SerializeToString(), timeout_ms)
+
+
+async def _attempt(
+    channel: Channel, method: Method[RequestT, ReplyT], data: bytes, timeout_ms: float
+) -> ReplyT:
     try:
         reply = await channel.unary(method.path, data, timeout_s=timeout_ms / 1000.0)
     except CallFailed as error:
@@ -339,4 +398,4 @@ async def attempt(
     try:
         return method.reply.FromString(reply)
     except DecodeError:
-        raise not_an_answer(channel.address, method.path) from None
+        raise not_an_answer(channel.address, method.path.rpartition("/")[2]) from None

@@ -15,6 +15,9 @@ from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv_client.policies import Durability, Role
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
+_DURABILITIES: Mapping[int, Durability] = MappingProxyType(
+    {each.value: each for each in Durability}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,9 @@ def commit_of(
     header = reply.header
     return Commit(
         header.seq,
-        header.wal_id if header.HasField("wal_id") else None,
+        header.wal_id or (0 if header.HasField("wal_id") else None),
         header.epoch,
-        known(Durability, reply.durability),
+        _DURABILITIES.get(reply.durability),
         counters,
     )
 
@@ -117,7 +120,7 @@ def txn_result_of(reply: kv_pb2.TxnReply) -> TxnResult:
         results=tuple(map(_result_of, reply.results)),
         seq=header.seq,
         wal_id=header.wal_id if header.HasField("wal_id") else None,
-        durability=known(Durability, reply.durability),
+        durability=_DURABILITIES.get(reply.durability),
     )
 
 

@@ -125,11 +125,11 @@ class Session(AsyncCloseable):
         if self._is_closed:
             raise self.closed()
         loop = asyncio.get_running_loop()
-        size_bytes = operation.size_bytes + OVERHEAD_BYTES
+        size_bytes = len(operation.data) + OVERHEAD_BYTES
         refusal = self._failure
         if size_bytes > self._message_bytes_max:
             refusal = too_large(
-                self._address, operation.method, size_bytes, self._message_bytes_max
+                self._address, str(operation.kind), size_bytes, self._message_bytes_max
             )
         if refusal is not None:
             refused: asyncio.Future[ResultT] = loop.create_future()

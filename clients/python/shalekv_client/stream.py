@@ -26,7 +26,7 @@ from shalekv_client.errors import (
     Stopping,
     Unimplemented,
 )
-from shalekv_client.operations import KV, Note, Operation, note_nothing
+from shalekv_client.operations import KV, Note, Operation, note_nothing, varint
 from shalekv_wire.calls import ClientStream
 from shalekv_wire.status import CallFailed
 
@@ -116,7 +116,7 @@ class Outbox:
             next(self._numbers),
             operation,
             loop.create_future(),
-            operation.size_bytes + OVERHEAD_BYTES,
+            len(operation.data) + OVERHEAD_BYTES,
             timeout_ms,
             loop.time() + timeout_ms / 1_000 if timeout_ms else 0.0,
         )
@@ -159,12 +159,13 @@ class Outbox:
         self._unanswered_bytes += size_bytes
         return message
 
-    def answered(self, pending: Pending) -> None:
-        """Note that a sent operation has been answered, or will never be."""
-        self._unanswered_bytes -= pending.size_bytes
+    def answered(self, size_bytes: int) -> None:
+        """Note that so many bytes of sent operations are answered, or will never be."""
+        self._unanswered_bytes -= size_bytes
         if self._queue:
             self._work.set()
-        self._notify_waiters()
+        if self._waiters:
+            self._notify_waiters()
 
     def clear(self) -> list[Pending]:
         """Empty the queue; return the operations that were in it."""
@@ -260,8 +261,8 @@ class SessionStream:
             # The error is about the stream: it does not prove that no operation was applied.
             reason = ConnectionLost(reason.details)
         unanswered, self._unanswered = self._unanswered, {}
+        self._outbox.answered(sum(pending.size_bytes for pending in unanswered.values()))
         for pending in unanswered.values():
-            self._outbox.answered(pending)
             pending.fail(reason)
 
     async def _write(self) -> None:
@@ -269,7 +270,7 @@ class SessionStream:
             while not self._is_retired:
                 message = self._outbox.take()
                 if message:
-                    await self._call.write(self._request(message).SerializeToString())
+                    await self._call.write(self._request(message))
                 else:
                     await self._outbox.wait_for_work()
             await self._call.done_writing()
@@ -280,20 +281,24 @@ class SessionStream:
         if self._unanswered:  # their callers have given up
             self._call.cancel()
 
-    def _request(self, message: Message) -> kv_pb2.SessionRequest:
+    def _request(self, message: Message) -> bytes:
+        """Return the encoded `SessionRequest` of these operations, which count as sent."""
         now_s = asyncio.get_running_loop().time()
         if not self._unanswered:
             self.alive_at_s = now_s
-        request = kv_pb2.SessionRequest()
-        add = request.operations.add
+        unanswered = self._unanswered
+        parts: list[bytes] = []
         for pending in message:
-            self._unanswered[pending.number] = pending
-            operation = pending.operation
-            left_ms = 0
+            unanswered[pending.number] = pending
+            kind, data, *_ = pending.operation
+            fields = b"\x08%b%b%b" % (varint(pending.number), kind.tag, varint(len(data)))
+            timeout = b""
             if pending.due_s:
                 left_ms = int(min(max(1_000 * (pending.due_s - now_s), 1), TIMEOUT_MS_MAX))
-            add(id=pending.number, timeout_ms=left_ms, **{operation.name: operation.request})
-        return request
+                timeout = b"\x48" + varint(left_ms)
+            size_bytes = len(fields) + len(data) + len(timeout)
+            parts += (b"\x0a", varint(size_bytes), fields, data, timeout)
+        return b"".join(parts)
 
     async def _read(self) -> ShaleKVError:
         try:
@@ -301,8 +306,7 @@ class SessionStream:
                 reply = kv_pb2.SessionReply.FromString(data)
                 self.has_answered = True
                 self.alive_at_s = asyncio.get_running_loop().time()
-                for result in reply.results:
-                    self._complete(result)
+                self._take(reply)
         except CallFailed as error:
             return error_of(self._address, error)
         except DecodeError:
@@ -310,26 +314,35 @@ class SessionStream:
         message = "the server has ended the session"
         return ConnectionLost(ErrorDetails(self._address, "UNAVAILABLE", message))
 
-    def _complete(self, result: kv_pb2.SessionResult) -> None:
-        pending = self._unanswered.pop(result.id, None)
-        if pending is None:
-            return  # no operation with this id is unanswered
-        self._outbox.answered(pending)
-        future = pending.future
-        if future.done():
-            return  # its caller has given up
-        operation = pending.operation
-        name = result.WhichOneof("result")
-        if name == "error":
-            future.set_exception(error_of_operation(self._address, result.error))
-        elif name == operation.name:
+    def _take(self, reply: kv_pb2.SessionReply) -> None:
+        """Complete the operations whose results are in a reply."""
+        size_bytes = 0
+        for result in reply.results:
+            pending = self._unanswered.pop(result.id, None)
+            if pending is None:
+                continue  # no operation with this id is unanswered
+            size_bytes += pending.size_bytes
+            if not pending.future.done():  # its caller has not given up
+                self._complete(pending.operation, pending.future, result)
+        self._outbox.answered(size_bytes)
+
+    def _complete(
+        self,
+        operation: Operation[Any],
+        future: asyncio.Future[Any],
+        result: kv_pb2.SessionResult,
+    ) -> None:
+        name = operation.kind.name
+        if result.HasField(name):  # type: ignore[arg-type] # the name of a field
             reply = getattr(result, name)
             try:
                 self._note(operation, reply)
                 future.set_result(operation.decode(reply))
             except ValueError:
-                future.set_exception(not_an_answer(self._address, operation.method))
+                future.set_exception(not_an_answer(self._address, str(operation.kind)))
             except ShaleKVError as refusal:  # the reply shows too little, or another database
                 future.set_exception(refusal)
+        elif result.HasField("error"):
+            future.set_exception(error_of_operation(self._address, result.error))
         else:
-            future.set_exception(not_an_answer(self._address, operation.method))
+            future.set_exception(not_an_answer(self._address, str(operation.kind)))

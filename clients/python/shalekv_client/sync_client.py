@@ -195,7 +195,7 @@ class SyncSession(Closeable):
             if not self._is_called:
                 self._thread.call(self._take)
                 self._is_called = True
-            self._held_bytes += operation.size_bytes + OVERHEAD_BYTES
+            self._held_bytes += len(operation.data) + OVERHEAD_BYTES
             self._queue.append((operation, future))
         return future
 
@@ -257,7 +257,7 @@ class SyncSession(Closeable):
             else:
                 future.set_result(inner.result())
         with self._change:
-            self._held_bytes -= operation.size_bytes + OVERHEAD_BYTES
+            self._held_bytes -= len(operation.data) + OVERHEAD_BYTES
             self._change.notify_all()
 
 

@@ -59,10 +59,10 @@ async def test_no_more_is_unanswered_than_allowed() -> None:
     outbox.add(pending(4, 10))
     assert taken(outbox) == [0, 1]
     assert (taken(outbox), outbox.unanswered_bytes) == ([], 200)
-    outbox.answered(made[1])
+    outbox.answered(made[1].size_bytes)
     assert taken(outbox) == [2]
-    outbox.answered(made[0])
-    outbox.answered(made[2])
+    outbox.answered(made[0].size_bytes)
+    outbox.answered(made[2].size_bytes)
     assert taken(outbox) == [3, 4]
     assert outbox.unanswered_bytes == 110
 
@@ -75,7 +75,7 @@ async def test_what_passes_the_bound_goes_alone() -> None:
     outbox.add(pending(2))
     assert taken(outbox) == [0]
     assert taken(outbox) == []
-    outbox.answered(made[0])
+    outbox.answered(made[0].size_bytes)
     assert taken(outbox) == [1]
     assert taken(outbox) == []
 
@@ -102,7 +102,7 @@ async def test_free_space_is_news() -> None:
     assert taken(outbox) == [0]
     waiting = asyncio.ensure_future(outbox.wait_for_work())
     await asyncio.sleep(0)
-    outbox.answered(first)
+    outbox.answered(first.size_bytes)
     await waiting
     assert taken(outbox) == [1]
 
@@ -112,8 +112,8 @@ def test_overhead_is_not_too_little(value_bytes: int) -> None:
     """An operation has at most the bytes in a message for which it is counted."""
     put = operations.put(b"k", bytes(value_bytes))
     message = kv_pb2.SessionRequest()
-    message.operations.add(id=2**40, put=put.request)
-    assert message.ByteSize() <= put.size_bytes + OVERHEAD_BYTES
+    message.operations.add(id=2**40, put=kv_pb2.PutRequest.FromString(put.data))
+    assert message.ByteSize() <= len(put.data) + OVERHEAD_BYTES
 
 
 class Bell:

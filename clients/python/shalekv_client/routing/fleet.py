@@ -452,7 +452,7 @@ class Fleet:
             header = kv_pb2.RequestHeader(max_staleness_ms=1)
             with suppress(ShaleKVError):
                 newest = kv_pb2.GetRequest(header=header, key=b"\0")
-                await attempt(server.channel, GET, newest, PROBE_MS)
+                await attempt(server.channel, GET.method, newest, PROBE_MS)
         request = admin_pb2.StatusRequest()
         reply = await attempt(server.channel, STATUS, request, PROBE_MS)
         server.note_header(reply.header)

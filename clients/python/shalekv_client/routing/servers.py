@@ -166,7 +166,7 @@ class Server:
     async def send(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:
         """Send `operation` and return its result; raises the errors of `shalekv_client.errors`."""
         if operation.min_seq and not self.is_writer:  # the writer has every commit ever seen
-            operation.request.header.min_seq = operation.min_seq  # type: ignore[attr-defined]
+            operation = operation.demanding_min_seq()
         coalescer = self._coalescer
         if coalescer is not None and coalescer.takes(operation):
             try:
