@@ -178,6 +178,18 @@ async def test_a_deadline_ends_a_call_wherever_it_is() -> None:
         await peer.receive(frames.RST_STREAM)
 
 
+async def test_a_server_may_notice_a_deadline_first() -> None:
+    """A server resets a call when its deadline has passed: that is no cancelled call."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        loop = asyncio.get_running_loop()
+        late_s = loop.time() + 0.051
+        call = client.unary(ECHO, b"x", timeout_s=0.05)
+        peer = await greeted(peers)
+        _, _, stream_id, _ = await peer.receive(frames.HEADERS)
+        loop.call_at(late_s, peer.send, frames.reset_frame(stream_id, ErrorCode.CANCEL))
+        assert (await failure(call)).code is StatusCode.DEADLINE_EXCEEDED
+
+
 async def test_a_silent_server_is_given_up() -> None:
     """A connection with calls and without a sign of life is closed, and the call fails."""
     options = ChannelOptions(keepalive_s=0.1, keepalive_timeout_s=0.1)

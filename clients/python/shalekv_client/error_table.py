@@ -116,6 +116,17 @@ def error_of(address: str, call: CallFailed, *, timeout_ms: float | None = None)
     return _error_without_reason(address, code, message)
 
 
+def error_of_stream(address: str, call: CallFailed) -> ShaleKVError:
+    """Return the error for a stream to the server at `address` that has ended.
+
+    INTERNAL without a reason says only that it is over: transports make that status themselves.
+    """
+    error = error_of(address, call)
+    if call.code is StatusCode.INTERNAL and not error.reason:
+        return errors.ConnectionLost(error.details)
+    return error
+
+
 def error_of_operation(address: str, failure: kv_pb2.OperationError) -> ShaleKVError:
     """Return the error for an operation of a session that the server at `address` has failed."""
     code = _CODE_NAMES.get(failure.code, "UNKNOWN")

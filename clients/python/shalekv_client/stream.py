@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.error_table import error_of, error_of_operation, not_an_answer
+from shalekv_client.error_table import error_of_operation, error_of_stream, not_an_answer
 from shalekv_client.errors import (
     ConnectionLost,
     ErrorDetails,
@@ -308,7 +308,7 @@ class SessionStream:
                 self.alive_at_s = asyncio.get_running_loop().time()
                 self._take(reply)
         except CallFailed as error:
-            return error_of(self._address, error)
+            return error_of_stream(self._address, error)
         except DecodeError:
             return not_an_answer(self._address, "Session")
         message = "the server has ended the session"

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from shalekv.v1 import kv_pb2
 from shalekv_client.closing import AsyncCloseable, abandoned
-from shalekv_client.error_table import error_of, error_of_operation, not_an_answer, silence
+from shalekv_client.error_table import error_of_operation, error_of_stream, not_an_answer, silence
 from shalekv_client.errors import (
     Cancelled,
     ConnectionLost,
@@ -227,7 +227,7 @@ class WatchStream:
                 self._on_header(reply.header)
                 self._on_reply(reply)
         except CallFailed as error:
-            return error_of(self._address, error)
+            return error_of_stream(self._address, error)
         except DecodeError:
             return not_an_answer(self._address, "Watch")
         except ShaleKVError as error:  # the server has another database

@@ -189,7 +189,13 @@ class ClientCall(Stream):
         if is_unsent and not self.is_done and self.channel.begin_again(self):
             return
         status = _STATUS_OF_RESET.get(code, StatusCode.INTERNAL)
+        if status is StatusCode.CANCELLED and self._is_late():
+            # The server has noticed the deadline first.
+            status = StatusCode.DEADLINE_EXCEEDED
         self.finish(CallFailed(status, f"{text} ({code.name})", is_unsent=is_unsent))
+
+    def _is_late(self) -> bool:
+        return self.deadline_s is not None and self.connection.now_s() >= self.deadline_s
 
     def on_sent(self) -> None:
         """Do nothing: nobody waits for it."""
@@ -380,7 +386,7 @@ class ClientConnection(Connection[ClientCall]):
         self._streams_max = WINDOW_MAX  # of the server
         self._next_id = 1
         self._on_change = on_change
-        self._now_s = now_s
+        self.now_s = now_s
         sender.control(
             PREFACE
             + frames.settings_frame(
@@ -415,7 +421,7 @@ class ClientConnection(Connection[ClientCall]):
         if block is None:
             block = self._encode(call.path)
         if call.deadline_s is not None:
-            left_s = call.deadline_s - self._now_s()
+            left_s = call.deadline_s - self.now_s()
             block += literal(b"grpc-timeout", timeout_field(left_s))
         block += call.metadata_block
         self.sender.headers(stream_id, block)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ _TABLE_BYTES_MAX = DEFAULT_TABLE_BYTES - 512
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNIT_S = {b"H": 3_600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-_TIMEOUT_NUMBER_MAX = 99_999_999
+_TIMEOUT_NUMBER_MAX = 99_900_000  # of eight digits that are allowed, three are used
 _THREE_DIGITS = 100
 # Field names of HTTP/2 (RFC 9113, 8.2.1): tokens without upper case.
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
@@ -259,14 +260,17 @@ def percent_encoded(message: str) -> bytes:
 
 
 def timeout_field(timeout_s: float) -> bytes:
-    """Encode a timeout with three digits, rounded down: equal blocks are decoded only once."""
-    number, unit = int(timeout_s * 1e3), b"m"
+    """Encode a timeout with three digits: equal blocks are decoded only once.
+
+    It is rounded up, so that the server does not give up before the client.
+    """
+    number, unit = math.ceil(timeout_s * 1e3), b"m"
     if number < _THREE_DIGITS:
-        number, unit = max(int(timeout_s * 1e6), 1), b"u"
+        number, unit = max(math.ceil(timeout_s * 1e6), 1), b"u"
     elif number > _TIMEOUT_NUMBER_MAX:
-        number, unit = min(int(timeout_s), _TIMEOUT_NUMBER_MAX), b"S"
+        number, unit = min(math.ceil(timeout_s), _TIMEOUT_NUMBER_MAX), b"S"
     step = 10 ** max(len(str(number)) - 3, 0)
-    return b"%d" % (number // step * step) + unit
+    return b"%d" % (-(-number // step) * step) + unit
 
 
 def request_head(fields: Fields) -> RequestHead:

@@ -166,10 +166,7 @@ class GrpcioStream:
         code = _now(call.code())
         if code is grpc.StatusCode.OK:
             return
-        metadata = _now(call.trailing_metadata())
-        if code is grpc.StatusCode.INTERNAL and not metadata:
-            code = grpc.StatusCode.UNAVAILABLE  # grpcio may have made it up when the stream ended
-        self._ending = _failure(code, _now(call.details()), metadata)
+        self._ending = _failure(code, _now(call.details()), _now(call.trailing_metadata()))
 
 
 def _over() -> CallFailed:

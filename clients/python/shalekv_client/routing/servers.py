@@ -25,6 +25,8 @@ from shalekv_client.routing.tokens import Freshness
 from shalekv_client.stream import MESSAGE_BYTES_MAX as COALESCED_BYTES_MAX
 from shalekv_client.stream import SESSION, Outbox
 from shalekv_wire.calls import Channel, ClientStream
+from shalekv_wire.client import ChannelOptions, WireChannel
+from shalekv_wire.stream import Limits
 
 MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # the server's default
 PORT_MAX = 65_535
@@ -112,7 +114,7 @@ class ConnectionOptions:
 
     message_bytes_max: int
     coalesce: bool = True
-    wire: Wire = Wire.GRPCIO
+    wire: Wire = Wire.NATIVE
 
 
 def open_channel(address: str, how: ConnectionOptions) -> Channel:
@@ -121,13 +123,16 @@ def open_channel(address: str, how: ConnectionOptions) -> Channel:
     Raises RuntimeError when no event loop runs, and ValueError as `checked_address`.
     """
     checked_address(address)
+    if how.wire is Wire.NATIVE:
+        limits = Limits(message_bytes_max=how.message_bytes_max)
+        return WireChannel(address, ChannelOptions(limits=limits))
     from shalekv_client.routing.grpcio_channel import GrpcioChannel  # noqa: PLC0415 (loads grpcio)
 
-    limits = (
+    bounds = (
         ("grpc.max_send_message_length", how.message_bytes_max),
         ("grpc.max_receive_message_length", how.message_bytes_max),
     )
-    return GrpcioChannel(address, _GRPCIO_OPTIONS + limits)
+    return GrpcioChannel(address, _GRPCIO_OPTIONS + bounds)
 
 
 class Server:
