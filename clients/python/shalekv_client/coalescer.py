@@ -16,7 +16,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from shalekv_client.closing import abandoned, client_closed
 from shalekv_client.errors import (
@@ -28,6 +28,7 @@ from shalekv_client.errors import (
     NotSent,
     ShaleKVError,
     Unimplemented,
+    Unreachable,
 )
 from shalekv_client.operations import Note, Operation, note_nothing
 from shalekv_client.stream import OVERHEAD_BYTES, Outbox, Pending, SessionStream
@@ -106,12 +107,18 @@ class _Backoff:
         self._timer: asyncio.TimerHandle | None = None
         self._ends_at_s = 0.0
         self._failures = 0
-        self.last_failure = ""
+        self.last_failure: ShaleKVError | None = None
 
     @property
     def is_on(self) -> bool:
         """Return whether the delay after a failure is not over yet."""
         return asyncio.get_running_loop().time() < self._ends_at_s
+
+    @property
+    def why(self) -> str:
+        """The last failure, for messages."""
+        failure = self.last_failure
+        return "" if failure is None else f"the last session ended with: {failure.details.message}"
 
     def failed(self, reason: ShaleKVError, *, has_answered: bool) -> None:
         """Begin the delay after a failure; a session that has answered is the first to fail."""
@@ -119,7 +126,7 @@ class _Backoff:
         chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
         longest_s = min(REOPEN_MAX_S, REOPEN_INITIAL_S * 2.0 ** (self._failures - 1))
         self._ends_at_s = asyncio.get_running_loop().time() + longest_s * (0.5 + 0.5 * chance)
-        self.last_failure = reason.details.message
+        self.last_failure = reason
 
     def open_when_over(self) -> None:
         """Call `open_again` once, at the end of the delay."""
@@ -191,7 +198,7 @@ class Coalescer:
         if self._is_closed:
             raise client_closed(self._address)
         if self._stream is None and self._backoff.is_on and not self._is_alone():
-            raise self._not_sent()
+            raise self._not_sent(operation)
         pending = self._outbox.submit(operation, timeout_ms)
         bucket = self._deadlines.add(pending, timeout_ms)
         if self._stream is None:
@@ -261,7 +268,7 @@ class Coalescer:
             self._backoff.failed(reason, has_answered=stream.has_answered)
             if not self._is_alone():
                 for pending in self._outbox.clear():
-                    pending.fail(self._not_sent())
+                    pending.fail(self._not_sent(pending.operation))
         stream.end(reason)
         self._replace(stream)
 
@@ -270,8 +277,12 @@ class Coalescer:
             self._stream = None
             self._open_if_needed()
 
-    def _not_sent(self) -> NotSent:
-        message = f"not sent: the last session ended with: {self._backoff.last_failure}"
+    def _not_sent(self, operation: Operation[Any]) -> ShaleKVError:
+        """Return the error for an operation that must not wait for the next session."""
+        failure = self._backoff.last_failure
+        if operation.read_level is not None and isinstance(failure, Unreachable):
+            return failure.again()  # says more than that the read was not sent
+        message = f"not sent: {self._backoff.why}"
         return NotSent(ErrorDetails(self._address, "UNAVAILABLE", message))
 
     def _expire(self, pending: Pending) -> None:
@@ -282,7 +293,7 @@ class Coalescer:
             return
         message = f"could not be sent within {pending.timeout_ms:.0f} ms"
         if self._stream is None and self._backoff.last_failure:
-            message += f"; the last session ended with: {self._backoff.last_failure}"
+            message += f"; {self._backoff.why}"
         pending.fail(DeadlinePassed(ErrorDetails(self._address, "DEADLINE_EXCEEDED", message)))
 
 

@@ -109,7 +109,6 @@ def error_of(address: str, call: CallFailed, *, timeout_ms: float | None = None)
             ErrorDetails(address, code, message, info.reason, dict(info.metadata), advice_ms)
         )
     if call.is_unsent and call.code is StatusCode.UNAVAILABLE:
-        message = f"no connection to the server: {message}"
         return errors.Unreachable(ErrorDetails(address, code, message))
     if call.code is StatusCode.DEADLINE_EXCEEDED and timeout_ms is not None:
         message = f"no answer within {timeout_ms:.0f} ms"

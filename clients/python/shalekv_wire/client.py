@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -98,10 +100,10 @@ class WireChannel:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(self._start_connecting())
         except TimeoutError:
-            text = f"no connection to {self.address} within {timeout_s:g} s"
+            text = f"no connection to the server within {timeout_s:g} s"
             raise CallFailed(StatusCode.UNAVAILABLE, text, is_unsent=True) from None
         if self._usable() is None:
-            raise self._backoff.failure(self.address)
+            raise self._backoff.failure()
 
     async def close(self) -> None:
         """Close the connection: calls under way fail with CANCELLED."""
@@ -163,7 +165,7 @@ class WireChannel:
             connection.open(call)
             return
         if connection is None and self._connecting is None and self._backoff.is_on:
-            call.finish(self._backoff.failure(self.address))
+            call.finish(self._backoff.failure())
             return
         self._waiting.append(call)
         if connection is None:
@@ -194,7 +196,7 @@ class WireChannel:
                 await self._open_transport(transport)
                 await transport.ready
         except (OSError, CallFailed) as error:  # a TimeoutError is an OSError
-            reason = str(error) or f"no answer within {self.options.connect_timeout_s:g} s"
+            reason = _reason_of(error) or f"no answer within {self.options.connect_timeout_s:g} s"
             self._backoff.note_failure(reason)
             transport.close(StatusCode.UNAVAILABLE, reason)
         except asyncio.CancelledError:
@@ -207,7 +209,7 @@ class WireChannel:
             self._connecting = None
         if self._current is None:
             while self._waiting:
-                self._waiting.popleft().finish(self._backoff.failure(self.address))
+                self._waiting.popleft().finish(self._backoff.failure())
         self._open_waiting()
 
     async def _open_transport(self, transport: _ClientTransport) -> None:
@@ -250,10 +252,19 @@ class _Backoff:
         self._next_s = self._options.backoff_s
         self._until_s = float("-inf")
 
-    def failure(self, address: str) -> CallFailed:
+    def failure(self) -> CallFailed:
         """Return the error of calls."""
-        text = f"no connection to {address}: {self._reason}"
+        text = f"no connection to the server: {self._reason}"
         return CallFailed(StatusCode.UNAVAILABLE, text, is_unsent=True)
+
+
+def _reason_of(error: OSError | CallFailed) -> str:
+    """Return why there is no connection; the system's words, which do not repeat the address."""
+    if isinstance(error, CallFailed):
+        return error.message
+    if error.errno and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 class _ClientTransport(asyncio.Protocol):

@@ -35,7 +35,7 @@ def _failure(code: grpc.StatusCode, message: str | None, metadata: Any) -> CallF
     text = message or ""
     is_unsent = code is grpc.StatusCode.UNAVAILABLE and text.startswith(_NO_CONNECTION)
     if is_unsent:
-        text = text.rpartition(": ")[2].rstrip("]")
+        text = "no connection to the server: " + text.rpartition(": ")[2].rstrip("]")
     trailing: Metadata = tuple(metadata or ())
     return CallFailed(StatusCode(code.value[0]), text, metadata=trailing, is_unsent=is_unsent)
 
@@ -92,11 +92,11 @@ class GrpcioChannel:
             async with asyncio.timeout(timeout_s):
                 while state is not _State.READY:
                     if state is _State.TRANSIENT_FAILURE:
-                        raise _not_ready("nobody answers there")
+                        raise _not_ready("no connection to the server: nobody answers there")
                     await self._channel.wait_for_state_change(state)
                     state = self._channel.get_state(try_to_connect=True)
         except TimeoutError:
-            raise _not_ready(f"no connection within {timeout_s * 1_000:.0f} ms") from None
+            raise _not_ready(f"no connection to the server within {timeout_s:g} s") from None
 
     async def close(self) -> None:
         await self._channel.close()
