@@ -270,3 +270,20 @@ async def test_unix_sockets_and_ipv6(tmp_path: Path) -> None:
     large = b"x" * (CONNECTION_WINDOW - 100)
     async with serving(sock=six, address=address), channel(address) as client:
         assert await client.unary(ECHO, large) == large
+
+
+async def test_connections_may_be_accepted_elsewhere() -> None:
+    """A connection that others have accepted is served as any; one that is gone does no harm."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0)
+        host, port = listener.getsockname()
+        async with serving() as served, channel(f"{host}:{port}") as client:
+            with socket.create_connection((host, port)):
+                gone, _ = await loop.sock_accept(listener)
+            served.server.adopt(gone)
+            reply = asyncio.ensure_future(client.unary(ECHO, b"hello"))
+            accepted, _ = await loop.sock_accept(listener)
+            served.server.adopt(accepted)
+            assert await reply == b"hello"
+            await until(lambda: len(served.server.connections) == 1, "the end of the first")

@@ -11,6 +11,8 @@ import logging
 import random
 import socket
 import time
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,8 +102,16 @@ class WireServer:
         backlog = self.options.backlog
         listener = await create(lambda: _ServerTransport(self), sock=sock, backlog=backlog)
         self._listeners.append(listener)
-        if self._check is None:
-            self._check = self.loop.call_later(CHECK_INTERVAL_S, self._check_all)
+        self._begin_checks()
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere (TCP or unix)."""
+        sock.settimeout(0)
+        self._begin_checks()
+        connect = self.loop.connect_accepted_socket(lambda: _ServerTransport(self), sock)
+        task = self.loop.create_task(_finish(connect))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, wait for the calls in progress for at most `grace_s`, and close.
@@ -167,6 +177,10 @@ class WireServer:
         """Note that a connection has ended."""
         self.connections.discard(connection)
         self._changed.set()
+
+    def _begin_checks(self) -> None:
+        if self._check is None:
+            self._check = self.loop.call_later(CHECK_INTERVAL_S, self._check_all)
 
     def _check_all(self) -> None:
         now_s = time.monotonic()
@@ -326,6 +340,12 @@ def _detect_loss(transport: asyncio.BaseTransport) -> None:
     for name, value in _LOSS_OPTIONS.items():
         if hasattr(socket, name):  # not on every platform
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def _finish(connecting: Coroutine[Any, Any, object]) -> None:
+    """Wait for a connection; one that its client has closed meanwhile is of no interest."""
+    with suppress(OSError):
+        await connecting
 
 
 def peer_name(transport: asyncio.BaseTransport) -> str:
