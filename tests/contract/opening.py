@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from shalekv.runtime import Runtime
-from shalekv.settings import CasChoice, StoreSettings
+from shalekv.settings import CasChoice, S3Reads, StoreSettings
 from shalekv.store.api import ObjectInfo, ObjectStore
 from shalekv.store.opening import open_store as open_any
 from shalekv.store.two_phase.records import RecordStore
@@ -49,8 +49,8 @@ def credentials(context: pytest.FixtureRequest, key: str, secret: str, region: s
 def place_of(kind: str, context: pytest.FixtureRequest) -> tuple[str, StoreSettings]:
     """The URL of a new database on a store of this kind, and the settings that reach it.
 
-    A kind of `RECORDS` is S3 with two-phase compare-and-swap, decided by these records; `minio+`
-    before it makes that MinIO.
+    `+botocore` behind it: parts of objects are read by botocore. A kind of `RECORDS` is S3 with
+    two-phase compare-and-swap, decided by these records; `minio+` before it makes that MinIO.
     """
     if kind == "file":
         return f"file://{context.getfixturevalue('tmp_path')}/new/database", StoreSettings()
@@ -69,6 +69,8 @@ def place_of(kind: str, context: pytest.FixtureRequest) -> tuple[str, StoreSetti
     s3 = context.getfixturevalue(f"{server}_server")
     credentials(context, s3.access_key, s3.secret_key, s3.region)
     settings: dict[str, Any] = {"endpoint_url": s3.endpoint}
+    if kind.endswith("+botocore"):
+        settings["s3_reads"] = S3Reads.BOTOCORE
     records = kind.removeprefix("minio+")
     if records in RECORDS:
         # The credentials of both servers are the same.

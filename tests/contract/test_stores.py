@@ -56,6 +56,11 @@ class TestOnVersitygw(HttpStoreContract):
     """S3."""
 
 
+@pytest.mark.parametrize("kind", ["s3+botocore"])
+class TestReadByBotocore(HttpStoreContract):
+    """S3, of which parts of objects are read by botocore, too."""
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["minio"])
 class TestOnMinio(HttpStoreContract):

@@ -47,6 +47,7 @@ from shalekv.settings.store import (
     CasChoice,
     LevelCodec,
     LevelSettings,
+    S3Reads,
     StoreSettings,
 )
 
@@ -80,6 +81,7 @@ __all__ = [
     "QuorumSettings",
     "ReaderConfig",
     "ReaderSettings",
+    "S3Reads",
     "SafekeeperConfig",
     "SafekeeperServerSettings",
     "SafekeeperSettings",

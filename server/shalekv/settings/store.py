@@ -17,6 +17,13 @@ class CasChoice(StrEnum):
     TWO_PHASE = "two_phase"
 
 
+class S3Reads(StrEnum):
+    """The program part that reads parts of objects from S3."""
+
+    DIRECT = "direct"
+    BOTOCORE = "botocore"
+
+
 class StoreSettings(Settings):
     """The place of the object store, and requests to it."""
 
@@ -88,6 +95,13 @@ class StoreSettings(Settings):
         description="How long the object store may be silent in a request before the request "
         "fails, milliseconds.",
         json_schema_extra={"user": "operator of a store that is slow"},
+    )
+    s3_reads: S3Reads = Field(
+        default=S3Reads.DIRECT,
+        description="How parts of SSTs are read from s3://. direct: by requests of our own, which "
+        "take a fifth of the CPU of botocore's, and go where its first one went. botocore: by "
+        "botocore, as all other requests.",
+        json_schema_extra={"user": "operator of a server or proxy that refuses direct reads"},
     )
     multipart_bytes: int = Field(
         default=64 * MIB,

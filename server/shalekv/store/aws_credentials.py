@@ -13,6 +13,7 @@ import re
 from aiobotocore.credentials import AioCredentials
 from aiobotocore.session import AioSession
 from botocore import exceptions as boto
+from botocore.credentials import ReadOnlyCredentials
 
 DEFAULT_REGION = "us-east-1"
 
@@ -140,12 +141,12 @@ async def find_credentials(session: AioSession) -> AioCredentials:
     return found
 
 
-async def renew_credentials(credentials: AioCredentials) -> None:
-    """Make sure that credentials stay valid for a while; this takes a request when they are old.
+async def renew_credentials(credentials: AioCredentials) -> ReadOnlyCredentials:
+    """Return credentials that stay valid for a while; this takes a request when they are old.
 
     Raises `CredentialsFailed`, for any error as in `find_credentials`.
     """
     try:
-        await credentials.get_frozen_credentials()
+        return await credentials.get_frozen_credentials()
     except Exception as error:  # noqa: BLE001 - see the docstring
         raise CredentialsFailed(error) from None

@@ -16,7 +16,7 @@ import asyncio
 import base64
 import hashlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from aiobotocore.credentials import AioCredentials
     from aiohttp import AddrInfoType, ClientResponse, ClientSession, ClientTimeout
     from aiohttp.abc import AbstractStreamWriter
+    from botocore.credentials import ReadOnlyCredentials
     from types_aiobotocore_s3.client import S3Client
+    from yarl import URL
 
 
 TIGRIS_HOSTS = (".tigris.dev", ".storage.dev")
@@ -63,6 +65,9 @@ Body = bytes | memoryview
 
 # Stores that share the client count for themselves: the counts are those of the current task.
 _counted: ContextVar[tuple[RequestCounts, RequestKind] | None] = ContextVar("counted", default=None)
+_learning: ContextVar[Callable[[OneAttempt, Any], None] | None] = ContextVar(
+    "learning", default=None
+)
 
 
 def is_tigris(url: str) -> bool:
@@ -145,6 +150,16 @@ class StoreClock:
 
 
 @contextmanager
+def learning(learn: Callable[[OneAttempt, Any], None]) -> Iterator[None]:
+    """Call `learn` with each request that botocore sends for this task inside the context."""
+    token = _learning.set(learn)
+    try:
+        yield
+    finally:
+        _learning.reset(token)
+
+
+@contextmanager
 def counted_as(counts: RequestCounts, kind: RequestKind) -> Iterator[None]:
     """Count requests that this task sends inside the context as `kind` in `counts`."""
     token = _counted.set((counts, kind))
@@ -173,6 +188,7 @@ class OneAttempt(AIOHTTPSession):
     """The HTTP session of botocore: sends each request once, and counts it."""
 
     _timeout: ClientTimeout
+    _proxy_config: Any
 
     async def send(self, request: Any) -> Any:
         """Send a request and return the reply. Raises botocore's `HTTPClientError`."""
@@ -180,7 +196,28 @@ class OneAttempt(AIOHTTPSession):
         if counted is not None:
             counts, kind = counted
             counts.add(kind)
+        learn = _learning.get()
+        if learn is not None:
+            learn(self, request)
         return await super().send(request)
+
+    async def get_signed(
+        self, url: URL, headers: Mapping[str, str]
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Send a GET that is signed already; return status, headers and body of the reply.
+
+        Raises the errors of aiohttp, which `send` wraps.
+        """
+        proxy_url = self._proxy_config.proxy_url_for(str(url))
+        session = await self._get_session(proxy_url)
+        options: dict[str, Any] = {}
+        if proxy_url is not None:
+            proxy_headers = self._proxy_config.proxy_headers_for(str(url))
+            options = {"proxy": proxy_url, "proxy_headers": proxy_headers}
+        response = await session.request("GET", data=None, url=url, headers=headers, **options)
+        async with response:
+            data = await response.read()
+            return response.status, response.headers, data
 
     async def _get_session(self, proxy_url: str | None) -> ClientSession:
         session: ClientSession = await super()._get_session(proxy_url)  # type: ignore[misc]  # not in the stubs
@@ -291,6 +328,15 @@ class SharedClient:
         if self._credentials is not None:
             await renew_credentials(self._credentials)
         return self._client
+
+    async def frozen_credentials(self) -> ReadOnlyCredentials | None:
+        """Return valid credentials; None: requests are not signed. REQUIRES: it is opened.
+
+        Raises `CredentialsFailed`; nothing was sent then.
+        """
+        if self._credentials is None:
+            return None
+        return await renew_credentials(self._credentials)
 
     async def close(self) -> None:
         """Close its connections."""

@@ -27,14 +27,18 @@ from shalekv.store.s3.answers import (
     S3Place,
     judge,
     judge_part,
+    judge_reply,
 )
 from shalekv.store.s3.client import (
     ClientOptions,
+    OneAttempt,
     SharedClient,
     acquire_client,
     counted_as,
+    learning,
     release_client,
 )
+from shalekv.store.s3.direct import Route, learnt_route
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3.client import S3Client
@@ -58,14 +62,25 @@ class Calls:
     """Sends the calls of one store over the shared client, and counts them in `sent`."""
 
     def __init__(
-        self, place: S3Place, options: ClientOptions, runtime: Runtime, sent: RequestCounts
+        self,
+        place: S3Place,
+        options: ClientOptions,
+        runtime: Runtime,
+        sent: RequestCounts,
+        *,
+        is_direct: bool,
     ) -> None:
-        """Open nothing yet: the first call acquires the client."""
+        """Open nothing yet: the first call acquires the client.
+
+        Without `is_direct`, botocore sends every request.
+        """
         self._place = place
         self._options = options
         self._runtime = runtime
         self._sent = sent
         self._acquired: SharedClient | None = None
+        self._is_direct = is_direct
+        self._route: Route | None = None  # of reads that botocore does not send
         self._is_closed = False
 
     async def attempt(self, kind: RequestKind, operation: str, call: Call[T]) -> T:
@@ -77,6 +92,31 @@ class Calls:
         except FAILURES as error:
             # The cause is not chained: its text is the server's, or has a whole URL.
             raise Failed(judge(error, self._place, operation)) from None
+
+    async def get_part(self, bucket: str, key: str, wanted: str) -> FoundPart:
+        """Read the range `wanted`, written as in HTTP, of an object. Raises `Failed`.
+
+        The first request is botocore's, and so are all others if it shows no `Route`.
+        """
+        if self._route is None:
+            with learning(partial(self._learn, key)):
+                found = await self.attempt(RequestKind.READ, "get_range", get(bucket, key, wanted))
+            return FoundPart(found.data, is_part=found.is_part)
+        try:
+            credentials = await self._client().frozen_credentials()
+            self._sent.add(RequestKind.READ)
+            reply = await self._route.get_part(key, wanted, credentials)
+        except FAILURES as error:
+            raise Failed(judge(error, self._place, "get_range")) from None
+        if reply.is_error:
+            raise Failed(judge_reply(reply.as_error(), self._place, "get_range"))
+        if "Last-Modified" not in reply.headers:
+            raise _no_object()
+        return FoundPart(reply.data, is_part="Content-Range" in reply.headers)
+
+    def _learn(self, key: str, http: OneAttempt, request: Any) -> None:
+        if self._is_direct:
+            self._route = learnt_route(http, request, key)
 
     def judge_part(self, details: Mapping[str, Any], operation: str) -> FailedRequest:
         """Judge the error about one object of a batch."""
@@ -103,6 +143,7 @@ class Calls:
         """Release the client."""
         self._is_closed = True
         acquired, self._acquired = self._acquired, None
+        self._route = None
         if acquired is not None:
             await release_client(acquired)
 
@@ -112,6 +153,14 @@ class Calls:
                 raise RuntimeError(f"the store of {self._place} is used after it was closed")
             self._acquired = acquire_client(self._options)
         return self._acquired
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPart:
+    """Bytes of an object: all of it, unless `is_part`."""
+
+    data: bytes
+    is_part: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +277,13 @@ def check_stored(reply: Mapping[str, Any]) -> None:
 def _modified_ms(reply: Mapping[str, Any]) -> int:
     moment: datetime | None = reply.get("LastModified")
     if moment is None:
-        problem = "an object without Last-Modified: another server than the store's answered"
-        raise Failed(FailedRequest(RequestOutcome.UNCERTAIN, problem))
+        raise _no_object()
     return int(moment.timestamp()) * 1000
+
+
+def _no_object() -> Failed:
+    problem = "an object without Last-Modified: another server than the store's answered"
+    return Failed(FailedRequest(RequestOutcome.UNCERTAIN, problem))
 
 
 async def list_objects(

@@ -15,7 +15,7 @@ import structlog
 
 from shalekv.format.names import LEVELS_FOLDER
 from shalekv.runtime import Runtime
-from shalekv.settings import MIB, StoreSettings
+from shalekv.settings import MIB, S3Reads, StoreSettings
 from shalekv.store.api import (
     NO_METADATA,
     Created,
@@ -71,7 +71,8 @@ class S3Store(PlainStore):
         self._clock = runtime.clock
         self._next_upload_check_ms = -math.inf
         shown = S3Place(place.bucket, options.endpoint_url or "Amazon S3", options.region)
-        self._calls = Calls(shown, options, runtime, self.sent)
+        is_direct = settings.s3_reads is S3Reads.DIRECT
+        self._calls = Calls(shown, options, runtime, self.sent, is_direct=is_direct)
 
     async def create(
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
@@ -125,8 +126,7 @@ class S3Store(PlainStore):
         wanted = f"bytes={offset}" if offset < 0 else f"bytes={offset}-{offset + length - 1}"
         with self._store_errors("get_range", name):
             try:
-                call = requests.get(self._bucket, self._key(name), wanted)
-                found = await self._calls.attempt(RequestKind.READ, "get_range", call)
+                found = await self._calls.get_part(self._bucket, self._key(name), wanted)
             except Failed as failed:
                 if failed.failure.outcome is RequestOutcome.BEHIND_THE_END:
                     return b""
