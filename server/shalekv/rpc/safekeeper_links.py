@@ -25,6 +25,7 @@ from shalekv.format.quorum_messages import (
 from shalekv.protocol.quorum_records import Append, Record, ToAcceptor, ToProposer
 from shalekv.rpc.status import DOMAIN
 from shalekv.server.safekeeper.service import node_status_of
+from shalekv.settings.model import MIB
 from shalekv.v1 import safekeeper_pb2 as wire
 from shalekv.write.quorum.links import (
     CONNECT_TIMEOUT_MS,
@@ -34,25 +35,30 @@ from shalekv.write.quorum.links import (
     TailPiece,
 )
 from shalekv_wire.calls import Channel, ClientStream
+from shalekv_wire.client import ChannelOptions, WireChannel
 from shalekv_wire.status import CallFailed
+from shalekv_wire.stream import Limits
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 
 _SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
 # A safekeeper asks the object store before it creates or deletes a member.
 _SLOW_CALL_MS = 60_000
+_MESSAGE_BYTES_MAX = 1024 * MIB  # of what a safekeeper sends: more than it ever does
+# A connection breaks when the other machine does not answer a ping for this long; servers close the
+# connections of clients that ping more often.
+_KEEPALIVE_S, _KEEPALIVE_TIMEOUT_S = 30.0, 5.0
+# A safekeeper that comes back is found soon.
+_BACKOFF_S, _BACKOFF_MAX_S = 0.05, 1.0
 _GRPCIO_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", -1),
-    # A connection breaks when data that was sent is not acknowledged by the other machine for this
-    # long; servers close the connections of clients that ping more often.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_time_ms", round(1_000 * _KEEPALIVE_S)),
+    ("grpc.keepalive_timeout_ms", round(1_000 * _KEEPALIVE_TIMEOUT_S)),
     ("grpc.keepalive_permit_without_calls", 0),
-    # A safekeeper that comes back is found soon.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.initial_reconnect_backoff_ms", round(1_000 * _BACKOFF_S)),
+    ("grpc.min_reconnect_backoff_ms", round(1_000 * _BACKOFF_MAX_S)),
+    ("grpc.max_reconnect_backoff_ms", round(1_000 * _BACKOFF_MAX_S)),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
@@ -84,6 +90,19 @@ _CORRUPTION_OF_REASON: Mapping[str, type[CorruptObject]] = {
         errors.WrongObject,
     )
 }
+
+
+def native_channel(address: str) -> Channel:
+    """Open a connection to a safekeeper by our own wire."""
+    options = ChannelOptions(
+        limits=Limits(message_bytes_max=_MESSAGE_BYTES_MAX),
+        connect_timeout_s=CONNECT_TIMEOUT_MS / 1_000,
+        backoff_s=_BACKOFF_S,
+        backoff_max_s=_BACKOFF_MAX_S,
+        keepalive_s=_KEEPALIVE_S,
+        keepalive_timeout_s=_KEEPALIVE_TIMEOUT_S,
+    )
+    return WireChannel(address, options)
 
 
 def grpcio_channel(address: str) -> Channel:
@@ -128,7 +147,7 @@ class GrpcLinks:
     All requests raise `LinkBroken` when the node does not answer, or the error that it sends.
     """
 
-    def __init__(self, open_channel: Callable[[str], Channel] = grpcio_channel) -> None:
+    def __init__(self, open_channel: Callable[[str], Channel] = native_channel) -> None:
         """Create links without connections, which are opened by `open_channel`."""
         self._open_channel = open_channel
         self._channels: dict[str, Channel] = {}

@@ -15,7 +15,6 @@ import pytest
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import Client, Durability, OutcomeUnknown, Overloaded
-from tests.e2e.quorum.uplink import uplink
 from tests.kit.constants import variables
 from tests.kit.processes.bucket_troubles import troubled_bucket
 from tests.kit.processes.child import Child, event, fenced_end
@@ -34,6 +33,7 @@ from tests.kit.processes.load import (
     until_refused,
 )
 from tests.kit.processes.processes import Processes
+from tests.kit.processes.uplink import uplink
 from tests.kit.processes.wal_contents import read_wal, state_of
 from tests.kit.seeds import random_of, run_seed
 from tests.servers.s3 import S3Server

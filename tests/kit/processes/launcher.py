@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tests.kit.constants import set_constants_as_given
+from tests.kit.processes.uplink import use_uplink_as_given
 
 _LENGTH = struct.Struct(">I")
 _STATUS = struct.Struct(">i")
@@ -199,6 +200,7 @@ def _become(request: list[object], fds: Sequence[int], not_its: Sequence[int]) -
         os.chdir(str(folder))
         sys.argv = argv
         set_constants_as_given(os.environ)
+        use_uplink_as_given(os.environ)
         main()
         code = 0
     except SystemExit as ended:

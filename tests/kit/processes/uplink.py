@@ -4,22 +4,62 @@
         writer = await cluster.serve(env=way.env)
         way.cut(cluster.addresses[:2])
 
-It is a CONNECT proxy of HTTP, which gRPC uses when the environment says so: each process has a
-network of its own, whichever other processes use the same addresses. Data on a cut connection is
-held, as by a network that loses packets and repeats them: it arrives when the cut is over.
+It is a CONNECT proxy of HTTP. A process that the launcher starts with its `env` makes all its
+connections by it (`use_uplink_as_given`): each process has a network of its own, whichever other
+processes use the same addresses. Data on a cut connection is held, as by a network that loses
+packets and repeats them: it arrives when the cut is over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import uvloop
 
 from shalekv.clock import LoopClock
 
 CHUNK_BYTES = 64 * 1024
 CONNECTED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_VARIABLE = "TEST_UPLINK"
+
+
+def use_uplink_as_given(environment: MutableMapping[str, str]) -> None:
+    """Make connections of uvloop by the proxy that `Uplink.env` names, if it does."""
+    host, _, port = environment.pop(_VARIABLE, "").rpartition(":")
+    if not host:
+        return
+    connect_directly = uvloop.Loop.create_connection
+
+    async def create_connection(
+        loop: uvloop.Loop,
+        factory: Any,
+        there: str | None = None,
+        its_port: int | None = None,
+        **options: Any,
+    ) -> Any:
+        if there is None or its_port is None:
+            return await connect_directly(loop, factory, **options)
+        sock = socket.socket()
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, (host, int(port)))
+            await loop.sock_sendall(sock, f"CONNECT {there}:{its_port}\r\n\r\n".encode())
+            answer, piece = b"", b"."
+            while piece and len(answer) < len(CONNECTED):
+                piece = await loop.sock_recv(sock, len(CONNECTED) - len(answer))
+                answer += piece
+        except BaseException:
+            sock.close()
+            raise
+        return await connect_directly(loop, factory, sock=sock, **options)
+
+    pytest.MonkeyPatch().setattr(uvloop.Loop, "create_connection", create_connection)
 
 
 class _Way:
@@ -34,7 +74,7 @@ class _Way:
 
 
 class Uplink:
-    """All connections that one process makes over gRPC."""
+    """All connections that one process makes."""
 
     def __init__(self) -> None:
         self.listen = ""
@@ -44,7 +84,7 @@ class Uplink:
 
     @property
     def env(self) -> Mapping[str, str]:
-        return {"grpc_proxy": f"http://{self.listen}", "no_grpc_proxy": "", "no_proxy": ""}
+        return {_VARIABLE: self.listen}
 
     def cut(self, addresses: Iterable[str], *, requests: bool = True, replies: bool = True) -> None:
         """Let nothing pass to (`requests`) or from (`replies`) these addresses."""
