@@ -48,10 +48,10 @@ class Core:
         """Begin the connection. Needs a running loop."""
         options = ServerOptions(limits=limits or Limits())
         server = WireServer(self._find, options)
-        self.received = server.received
+        self.received, self.unsent = server.received, server.unsent
         self.limits = options.limits
         self.late: list[Reply] = []  # replies that a test gives when it likes
-        self.sender = Sender(lambda: None)
+        self.sender = Sender(lambda: None, server.unsent)
         began_s = time.monotonic()
         self.connection = ServerConnection(
             self.sender,

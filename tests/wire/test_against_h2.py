@@ -215,7 +215,7 @@ class Calls:
             assert self.peer.data[stream_id] == framed(self.messages[stream_id])
             assert stream_id in self.peer.ended
         assert not self.core.connection.streams
-        assert self.core.received.held == 0
+        assert self.core.received.held == self.core.unsent.held == 0
         await self.core.lose()
 
 

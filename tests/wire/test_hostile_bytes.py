@@ -120,7 +120,7 @@ async def attack_server(random: Random) -> None:
     check_held(at_once)
     for core in (in_pieces, at_once):
         await core.lose()
-        assert core.received.held == 0
+        assert core.received.held == core.unsent.held == 0
 
 
 def check_held(core: Core) -> None:

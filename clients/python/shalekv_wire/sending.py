@@ -9,8 +9,10 @@ Nothing is written here: whoever owns the transport calls `Sender.take` when it 
 from __future__ import annotations
 
 import struct
+import sys
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from shalekv_wire.frames import (
@@ -66,6 +68,33 @@ class Sending(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class TotalUnsent:
+    """Bytes of messages that wait for their receivers, of all connections of a process."""
+
+    bytes_max: int
+    held: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether clients that let replies wait must not ask for more."""
+        return self.held > self.bytes_max
+
+
+@dataclass(slots=True)
+class Unsent:
+    """Bytes of messages of one connection that wait, and that have waited and were sent."""
+
+    total: TotalUnsent
+    held: int = 0
+    sent: int = 0
+
+    def count(self, more_bytes: int) -> None:
+        """Count bytes that wait from now on or, if negative, no more."""
+        self.held += more_bytes
+        self.total.held += more_bytes
+
+
 class Sender:
     """The frames of one connection that were not taken by the transport yet."""
 
@@ -79,12 +108,17 @@ class Sender:
         "initial_window",
         "is_held",
         "is_paused",
+        "unsent",
         "window",
     )
 
-    def __init__(self, schedule: Callable[[], None]) -> None:
-        """`schedule` is called when there is something to take; it must not call back at once."""
+    def __init__(self, schedule: Callable[[], None], total: TotalUnsent | None = None) -> None:
+        """`schedule` is called when there is something to take; it must not call back at once.
+
+        `total` is shared by all connections; None: there is no limit.
+        """
         self._schedule = schedule
+        self.unsent = Unsent(total or TotalUnsent(sys.maxsize))
         self._frames: list[bytes | memoryview] = []
         self._held_bytes = 0  # of messages among them
         self._ready: dict[int, Sending] = {}  # streams with unsent bytes and an open window
@@ -199,12 +233,14 @@ class Sender:
             if stream.unsent is None:
                 stream.unsent = deque()
             stream.unsent.append(memoryview(_PREFIX(is_compressed, len(message)) + message))
+            self.unsent.count(size)
             self._ready_if_open(stream)
         self.wake()
 
     def body(self, stream: Sending, data: bytes) -> None:
         """Send what is no message of gRPC, and end the stream. REQUIRES: nothing is unsent."""
         stream.unsent = deque([memoryview(data)])
+        self.unsent.count(len(data))
         self._ready_if_open(stream)
         self.end_data(stream)
         self.wake()
@@ -248,6 +284,8 @@ class Sender:
 
     def forget(self, stream: Sending) -> None:
         """Drop what the stream has not sent."""
+        if stream.unsent:
+            self.unsent.count(-sum(map(len, stream.unsent)))
         stream.unsent = stream.ending = None
         self._ready.pop(stream.id, None)
 
@@ -299,6 +337,8 @@ class Sender:
         size = min(len(piece), PAYLOAD_BYTES_MAX, self.window, stream.send_window)
         self.window -= size
         stream.send_window -= size
+        self.unsent.count(-size)
+        self.unsent.sent += size
         self._frames += (data_header(size, 0, stream.id), piece[:size])
         if size < len(piece):
             unsent[0] = piece[size:]

@@ -18,7 +18,7 @@ from typing import Any
 
 from shalekv_wire.deadlines import Deadlines
 from shalekv_wire.frames import ErrorCode
-from shalekv_wire.sending import Sender
+from shalekv_wire.sending import Sender, TotalUnsent
 from shalekv_wire.server_connection import (
     Find,
     ServerCall,
@@ -43,6 +43,8 @@ __all__ = [
 CHECK_INTERVAL_S = 1.0  # between two looks at all connections
 # A connection that was asked to go, and whose client has not answered by then, takes no streams.
 DRAIN_ANSWER_S = 1.0
+# A client for which more than this waits must take as much between two looks, when memory is short.
+SLOW_BYTES = 64 * 1024
 # Written beyond the messages that wait: replies to a client that sends, and reads nothing.
 UNREAD_BYTES_MAX = 1024 * 1024
 # A connection that is closed has this time to write what it has; then it is aborted.
@@ -86,6 +88,7 @@ class WireServer:
         self.options = options or ServerOptions()
         self.connections: set[_ServerTransport] = set()
         self.received = ReceivedBytes()
+        self.unsent = TotalUnsent(self.options.limits.unsent_bytes_max)
         self.find = find
         self.loop = asyncio.get_running_loop()
         self._deadlines: Deadlines[ServerCall] = Deadlines(self.loop)
@@ -201,6 +204,7 @@ class _ServerTransport(asyncio.Protocol):
         "_is_active",
         "_lives_s",
         "_sender",
+        "_sent_bytes",
         "_server",
         "_transport",
     )
@@ -210,7 +214,8 @@ class _ServerTransport(asyncio.Protocol):
 
     def __init__(self, server: WireServer) -> None:
         self._server = server
-        self._sender = Sender(self._wake)
+        self._sender = Sender(self._wake, server.unsent)
+        self._sent_bytes = 0  # at the last check
         self._began_s = self._active_s = time.monotonic()
         self._is_active = False  # something was received since the last check
         self._drained_s: float | None = None  # since when the client is asked to go
@@ -276,6 +281,11 @@ class _ServerTransport(asyncio.Protocol):
         if self._is_active or connection.streams:
             self._is_active = False
             self._active_s = now_s
+        if self._is_stalled():
+            _log.warning("disconnected %s, which does not read its replies", connection.peer)
+            self.close()
+            self._transport.abort()
+            return
         if not connection.is_established:
             if now_s - self._began_s > options.handshake_timeout_s:
                 self._transport.abort()
@@ -285,6 +295,15 @@ class _ServerTransport(asyncio.Protocol):
             options.idle_s is not None and now_s - self._active_s > options.idle_s
         ):
             self.drain()
+
+    def _is_stalled(self) -> bool:
+        """Return whether replies wait for a client that has taken next to none for a second,
+        although there is no memory for more.
+        """
+        unsent, before = self._sender.unsent, self._sent_bytes
+        self._sent_bytes = unsent.sent
+        is_slow = unsent.sent - before < min(unsent.held, SLOW_BYTES)
+        return is_slow and unsent.total.is_full
 
     def drain(self) -> None:
         """Ask the client to go; the connection closes when its calls have ended."""

@@ -511,7 +511,11 @@ class ServerConnection(Connection[ServerCall]):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream with an even number")
         self._last_stream_id = stream_id
         head = self.decoded(self._decoder, stream_id, block)
-        if len(self.streams) >= self.limits.streams_max or self.is_draining:
+        if (
+            len(self.streams) >= self.limits.streams_max
+            or self.is_draining
+            or (self.sender.unsent.held and self.sender.unsent.total.is_full)
+        ):
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         if isinstance(head, TooLarge):
             self._refuse(stream_id, StatusCode.RESOURCE_EXHAUSTED, str(head), ends=ends)

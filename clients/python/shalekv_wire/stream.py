@@ -32,7 +32,10 @@ class Limits:
     message_bytes_max: int = 4 * MIB
     metadata_bytes_max: int = 16 * 1024  # of the header of a call
     streams_max: int = 256  # calls of a connection at once
-    received_bytes_max: int = 1_024 * MIB  # of incomplete and unread messages of all connections
+    received_bytes_max: int = 256 * MIB  # of incomplete and unread messages of all connections
+    # Of replies that wait for clients, of all connections: beyond it, connections for which some
+    # wait may begin no calls, and those that take next to nothing are closed.
+    unsent_bytes_max: int = 256 * MIB
 
 
 @dataclass(slots=True)
