@@ -132,10 +132,11 @@ def encode_idempotency_record(record: IdempotencyRecord) -> bytes:
     if len(record.request_hash) != REQUEST_HASH_BYTES:
         problem = f"expected {REQUEST_HASH_BYTES} bytes, found {len(record.request_hash)}"
         raise ValueError(f"idempotency record: hash of the request: {problem}")
+    kind = record.reply_kind
+    if type(kind) is not ReplyKind:
+        kind = ReplyKind(kind)
     try:
-        fixed = _FIXED.pack(
-            record.request_hash, record.wal_id, ReplyKind(record.reply_kind), _NOTHING
-        )
+        fixed = _FIXED.pack(record.request_hash, record.wal_id, kind, _NOTHING)
     except struct.error as error:
         raise ValueError(f"idempotency record: {error}") from error
     return fixed + record.reply

@@ -314,51 +314,59 @@ def encode_sst(  # noqa: PLR0913 - four sections, and how they are written
     return writer.finish(filter_bytes).data
 
 
-def encode_points(
+def encode_small(
     properties: SstProperties,
     entries: Sequence[Entry],
+    system: Sequence[Entry] = (),
     *,
     block_bytes: int,
     codec: Codec = Codec.NONE,
 ) -> bytes:
-    """Return the SST of some puts and tombstones, one or more, as `encode_sst` does.
+    """Return the SST of these entries, one or more, as `encode_sst` does.
 
-    Most WAL objects are one block of these, for which nothing has to be divided and collected.
+    Most WAL objects have one block of points, and at most one of the system: these are made at
+    once, since nothing has to be divided and collected.
     """
-    columns = columns_of(entries)
-    keys, seqs, kinds, values, _ = columns
-    key_bytes, value_bytes = sum(map(len, keys)), sum(map(len, values))
-    if key_bytes + value_bytes > block_bytes:
-        return encode_sst(properties, entries, block_bytes=block_bytes, codec=codec)
-    problem = violation(Section.POINTS, columns)
-    if problem is not None:
-        raise _broken_rule(properties, Section.POINTS, problem)
-    block, compress = encode_block(Section.POINTS, columns), compressor(codec)
-    if compress is not None:
-        block = compressed(block, codec, compress)
-    put_count = kinds.count(Kind.PUT)
+    parts = [(Section.POINTS, entries), (Section.SYSTEM, system)]
+    sections = [(section, columns_of(rows)) for section, rows in parts if rows]
+    sizes = [(sum(map(len, each.keys)), sum(map(len, each.values))) for _, each in sections]
+    if max(map(sum, sizes)) > block_bytes:
+        return encode_sst(properties, entries, system=system, block_bytes=block_bytes, codec=codec)
+    compress, blocks, handles, offset = compressor(codec), [], [], 0
+    for section, columns in sections:
+        problem = violation(section, columns)
+        if problem is not None:
+            raise _broken_rule(properties, section, problem)
+        block = encode_block(section, columns)
+        if compress is not None:
+            block = compressed(block, codec, compress)
+        rows, first_key = len(columns.keys), columns.keys[0]
+        handles.append(BlockHandle(offset, len(block), crc32c(block), rows, section, first_key))
+        blocks.append(block)
+        offset += len(block)
+    puts = sections[0][1].kinds.count(Kind.PUT) if entries else 0
     contents = SstContents(
-        min_seq=min(seqs),
-        max_seq=max(seqs),
-        put_count=put_count,
-        tombstone_count=len(kinds) - put_count,
-        key_bytes=key_bytes,
-        value_bytes=value_bytes,
-        first_key=keys[0],
-        last_key=keys[-1],
+        min_seq=min([min(columns.seqs) for _, columns in sections]),
+        max_seq=max([max(columns.seqs) for _, columns in sections]),
+        put_count=puts,
+        tombstone_count=len(entries) - puts,
+        other_count=len(system),
+        key_bytes=sum([key_bytes for key_bytes, _ in sizes]),
+        value_bytes=sum([value_bytes for _, value_bytes in sizes]),
+        first_key=entries[0].key if entries else b"",
+        last_key=entries[-1].key if entries else b"",
     )
-    handle = BlockHandle(0, len(block), crc32c(block), len(keys), Section.POINTS, keys[0])
-    index = encode_index([handle])
+    index = encode_index(handles)
     layout = SstLayout(
-        object_size=len(block) + len(index) + footer_size(contents),
-        filter_offset=len(block),
+        object_size=offset + len(index) + footer_size(contents),
+        filter_offset=offset,
         filter_len=0,
-        index_offset=len(block),
+        index_offset=offset,
         index_len=len(index),
         filter_checksum=_NO_FILTER_CHECKSUM,
         index_checksum=crc32c(index),
     )
-    return b"".join((block, index, encode_footer(properties, contents, layout)))
+    return b"".join((*blocks, index, encode_footer(properties, contents, layout)))
 
 
 def encode_fence(properties: SstProperties) -> bytes:

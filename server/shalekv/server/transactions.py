@@ -246,6 +246,10 @@ def _bytes_of(operation: Operation) -> int:
             return len(key)
 
 
+# Replies without results and header, by class and durability: all that there can be are few.
+_without_results: dict[tuple[type[Message], int], bytes] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyBuilder(Generic[ReplyT]):
     """Makes the replies of one kind of write."""
@@ -263,7 +267,13 @@ class ReplyBuilder(Generic[ReplyT]):
 
     def encode(self, decision: Decision | None, durability: DurabilityValue) -> bytes:
         """Serialize the reply, without its header, for an idempotency record."""
-        return self.reply(decision, durability).SerializeToString()
+        if decision is not None:
+            return self.reply(decision, durability).SerializeToString()
+        encoded = _without_results.get((self.message, durability))
+        if encoded is None:
+            encoded = self.reply(None, durability).SerializeToString()
+            _without_results[self.message, durability] = encoded
+        return encoded
 
 
 class ReplyEncoder:

@@ -190,16 +190,17 @@ class Writes:
         if is_load and durability == MEMORY:
             durability = self._durable  # a load is not in memory before it is durable
         reply = _WriteReply(builder, durability, call, self._pending_replies, self._encoder)
-        request_hash, needs, admitted_bytes = b"", _NO_NEEDS, size_bytes
+        request_hash, key_of_record, admitted_bytes = b"", b"", size_bytes
         if key:
             request_hash = _request_hash(request, builder.kind)
-            needs = Needs(record_key=record_key(key))
+            key_of_record = record_key(key)
             admitted_bytes += RECORD_BYTES
         is_free = not (is_load or call.write_order or self._queue)
         if is_free and key:
             is_new = engine.idempotency.find(key, request_hash) is None
-            is_free = is_new and engine.prefetch.known(needs) is not None
+            is_free = is_new and engine.prefetch.lacks_record(key_of_record)
         if not (is_free and self._admission.try_admit(admitted_bytes)):
+            needs = Needs(record_key=key_of_record) if key else _NO_NEEDS
             write = _Write(changes, reply, size_bytes, needs, key, request_hash, is_load)
             return self._answer(write)
         pending = self._begin(reply, key, request_hash) if key else None

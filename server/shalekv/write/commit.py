@@ -300,8 +300,9 @@ class Group:
     def contents(self) -> WalContents:
         """All versions, by key and then newest first."""
         tombstones = sorted(self.run.range_tombstones, key=lambda entry: (entry.key, -entry.seq))
-        written = [commit.record for commit in self.commits if commit.record is not None]
-        records = sorted(written, key=lambda entry: (entry.key, -entry.seq))
+        newest_first = reversed(self.commits)
+        records = [commit.record for commit in newest_first if commit.record is not None]
+        records.sort(key=_KEY)  # stable, as in `_points`
         control = [load_entry(each.load, each.seq) for each in self.commits if each.load]
         return WalContents(self._points(), tombstones, records, control)
 

@@ -54,6 +54,10 @@ class Prefetch:
                 return None
         return self._levels.pruner.empty_read_set
 
+    def lacks_record(self, record_key: bytes) -> bool:
+        """Return whether the levels certainly have no idempotency record with this key."""
+        return not self._levels.current.may_hold_record(record_key)
+
     async def fetch(self, needs: Needs) -> ReadSet:
         """Read the read set for `needs` from the levels. It holds while `is_current` is true.
 
