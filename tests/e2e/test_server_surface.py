@@ -232,7 +232,7 @@ async def test_a_console_says_what_to_try(processes: Processes, tmp_path: Path) 
 
 async def test_abuse_of_the_port_does_not_hurt(processes: Processes, tmp_path: Path) -> None:
     """Garbage, and 100 connections that never speak: calls are served, the silent are closed."""
-    quick = variables({"shalekv.rpc.server:HANDSHAKE_TIMEOUT_MS": 500})
+    quick = variables({"shalekv.rpc.listening:HANDSHAKE_TIMEOUT_MS": 500})
     server = await processes.serve(_url(tmp_path), env=quick)
     host, _, port = server.listen.rpartition(":")
     with closing(socket.create_connection((host, int(port)), timeout=10)) as garbage:

@@ -1,30 +1,25 @@
-"""Adapter from gRPC calls to services: one kind of handler for each shape of call.
+"""Adapter from the calls of a transport to services: one kind of method for each shape of call.
 
-Requests are parsed here and not by grpc, which would answer malformed bytes with the text of a
-Python exception. Handlers are coroutine functions, since grpc.aio runs others in threads, and
-streams are written with `context.write`, since grpc.aio leaves the generator of a cancelled
-stream open until it is garbage collected.
+What all calls need is done here: parsing, the limit of calls in progress, refusals, counts,
+deadlines, and the status of an error. A call with one reply that is answered at once takes no task,
+no future and no entry in a table; one that waits takes a callback at the future of its commit.
 
 A call that fails ends with a status. The status is sent after the messages that were written
-before; if the client does not read those, gRPC holds both until the client reads, cancels the call,
-or its connection ends. So a stream whose client reads nothing is ended by a reset. grpc.aio cannot
-reset a stream: it does so when nothing refers to the call any more, which its own task for the call
-prevents; see `_reset`.
+before; if the client does not read those, both are held until the client reads, cancels the call,
+or its connection ends. So a stream whose client reads nothing is ended by a reset.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
-import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
-from grpc_status import rpc_status
 
 from shalekv.errors import (
     DeadlinePassed,
@@ -37,22 +32,22 @@ from shalekv.errors import (
 )
 from shalekv.read.memory_budget import MemoryBudget
 from shalekv.rpc.call_counts import CallCounts, MethodCount, TimedCall
+from shalekv.rpc.calls import ServerCall, StreamCall, Streaming, Unary
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
 from shalekv.runtime import Runtime
 from shalekv.server.service import Answer, Call, DuplexStream, KvService, WatchService
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
+from shalekv.write.pending_replies import PendingReply
+from shalekv_wire.status import CallFailed, StatusCode
 
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message | bytes)
+_Pending: TypeAlias = asyncio.Future[Any] | PendingReply[Any]
 SessionRequest = kv_pb2.SessionRequest
 WatchRequest = kv_pb2.WatchRequest
 
-# Name of the coroutine that grpc.aio runs beside the handler of a call, until its client has gone.
-WATCHING = "_schedule_rpc_coro"
 # Advice with `Overloaded`: more calls than allowed are a burst, and some of them end by then.
 RETRY_AFTER_MS = 100
 CUT_OFF = "this server ceased to be the writer before the call had ended"
@@ -60,72 +55,11 @@ CUT_OFF = "this server ceased to be the writer before the call had ended"
 _log = structlog.get_logger(__name__)
 
 
-class SwitchableHandler(grpc.GenericRpcHandler):
-    """Methods that can be exchanged while the server listens; grpc itself takes them only once.
-
-    A call that has begun keeps its handler.
-    """
-
-    def __init__(self) -> None:
-        """Begin without methods."""
-        self._current: Sequence[grpc.GenericRpcHandler] = ()
-
-    def switch_to(self, *methods: grpc.GenericRpcHandler) -> None:
-        """Handle calls with these methods from now on."""
-        self._current = methods
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the handler of a call; None: the method is unknown."""
-        found = (each.service(handler_call_details) for each in self._current)
-        return next((handler for handler in found if handler is not None), None)
-
-
-class SingleHandler(grpc.GenericRpcHandler):
-    """One handler for all methods of some services."""
-
-    def __init__(self, services: Sequence[str], handler: Handler) -> None:
-        """`services` are full names."""
-        self._prefixes = tuple(f"/{service}/" for service in services)
-        self._handler = handler
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the handler if the method belongs to one of the services."""
-        is_ours = handler_call_details.method.startswith(self._prefixes)
-        return self._handler if is_ours else None
-
-
-async def end(
-    context: Context, status: status_pb2.Status, *, within_ms: float | None = None
-) -> None:
-    """End the call with `status`, unless the client has gone. Must be the last action of a handler.
-
-    If the client has not read the status `within_ms`, the stream is reset: the client gets a bare
-    CANCELLED, and gRPC frees what was not sent. None: no timeout. grpc.aio refuses a status behind
-    a first message that was not sent yet; then the stream is reset at once.
-
-    grpc keeps the error of `abort` in the context, and raises it again when the handler has
-    returned. It must not refer to frames, since those refer to the context.
-    """
-    try:
-        async with asyncio.timeout(None if within_ms is None else within_ms / 1_000):
-            await context.abort_with_status(rpc_status.to_status(status))
-    except grpc.aio.AbortError as aborted:
-        forget_frames(aborted)
-    except grpc.aio.BaseError as gone:  # the deadline has passed, or the connection is lost
-        if within_ms is not None:
-            _reset()
-        raise asyncio.CancelledError from gone
-    except TimeoutError:
-        _reset()
-        raise asyncio.CancelledError from None  # and grpc adds nothing
-
-
 def forget_frames(error: BaseException) -> None:
     """Drop the traceback of an error, and of each error in its chain of causes and contexts.
 
     A frame that waited for a future refers to the future, which refers to its error, which refers
-    to the frame: a cycle that only a garbage collection would free. grpc and task groups make
-    similar ones.
+    to the frame: a cycle that only a garbage collection would free. Task groups make similar ones.
     """
     errors = [error]
     for each in errors:
@@ -134,23 +68,16 @@ def forget_frames(error: BaseException) -> None:
         errors += [other for other in chained if other is not None and other not in errors]
 
 
-def _reset() -> None:
-    """Reset the stream of the running handler, by cancelling the task of grpc.aio that holds it.
+class _InProgress(Protocol):
+    """A call that has begun and not ended."""
 
-    Nothing happens if this version of grpc.aio has no task with this name.
-    """
-    handler = asyncio.current_task()
-    for task in asyncio.all_tasks():
-        running = cast("Coroutine[Any, Any, Any]", task.get_coro())
-        if getattr(running, "__name__", "") == WATCHING and any(
-            any(each is handler for each in gc.get_referents(scope))
-            for scope in gc.get_referents(running)
-        ):
-            task.cancel()
+    def cut_off(self, error: ShaleError) -> None:
+        """End the call with `error`, unless it comes to another end first."""
+        ...
 
 
 class Adapter:
-    """Makes method handlers from services, limits the calls in progress, and refuses calls."""
+    """Makes methods from services, limits the calls in progress, and refuses calls."""
 
     def __init__(
         self,
@@ -173,12 +100,11 @@ class Adapter:
         self._refusal: ShaleError | None = None
         self._streams: set[DuplexStream] = set()
         self._cleanups: set[asyncio.Task[None]] = set()  # that run on when their call has ended
-        self._in_calls: set[asyncio.Task[Any]] = set()  # one for each call in progress
-        # Tasks of calls that were cancelled here, and the error of each.
-        self._cut_off: dict[asyncio.Task[Any], ShaleError] = {}
+        self._in_progress: set[_InProgress] = set()
         self._idle_delays = 0  # calls in progress for which `idle` waits
         self._idle = asyncio.Event()
         self._idle.set()
+        self._undated = Call()  # that of the last call without a deadline
 
     def refuse(self, error: ShaleError) -> None:
         """Refuse every call, and every operation of a session, that begins from now on.
@@ -198,9 +124,8 @@ class Adapter:
 
     def cut_off(self) -> None:
         """Cancel all calls in progress; their clients get `OutcomeUnknown`."""
-        for task in self._in_calls:
-            self._cut_off[task] = OutcomeUnknown(CUT_OFF)
-            task.cancel()
+        for running in [*self._in_progress]:
+            running.cut_off(OutcomeUnknown(CUT_OFF))
 
     async def wait_for_cleanups(self, timeout_s: float) -> None:
         """Wait for the work that watches do at their end. REQUIRES: no calls are in progress."""
@@ -210,174 +135,147 @@ class Adapter:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    def refusing_handler(self, services: Sequence[str]) -> grpc.GenericRpcHandler:
-        """Return methods of `services` that end each call with the error given to `refuse`.
+    def refusing_method(self) -> Streaming:
+        """Return a method of any shape that ends each call with the error given to `refuse`."""
 
-        gRPC accepts the handler of a bidirectional stream for methods of any shape, since no
-        message is read or written.
-        """
-
-        async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
+        async def handle(call: ServerCall) -> None:
             assert self._refusal is not None
-            await end(context, self._call_status(self._refusal))
+            self.fail(call, self._refusal)
 
-        handler: Handler = grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
-        return SingleHandler(services, handler)
+        return Streaming(handle)
 
     def unary(
         self,
         answer: Callable[[RequestT, Call], Answer[ReplyT]],
         request_type: type[RequestT],
-    ) -> Handler:
-        """Return the handler of a method with one request and one reply."""
-        count = self.counts.of_request(request_type)
+    ) -> Unary:
+        """Return a method with one request and one reply."""
+        count, now_ns = self.counts.of_request(request_type), self.counts.now_ns
 
-        async def handle(data: bytes, context: Context) -> ReplyT | None:
+        def handle(call: ServerCall, data: bytes) -> None:
+            began_ns = now_ns()
             try:
-                with self._timed(count), self._in_progress():
-                    call = self._call(context)
-                    reply = answer(_parsed(request_type, data), call)
-                    return reply if isinstance(reply, (bytes, Message)) else await reply
-            except asyncio.CancelledError as cancelled:
-                if self._is_cancelled_by_client():
-                    forget_frames(cancelled)
-                    raise
-                status = self._call_status(cancelled)
+                if self._refusal is not None or len(self._in_progress) >= self._calls_max:
+                    self._admit()
+                reply = answer(_parsed(request_type, data), self._call(call))
+                if isinstance(reply, (bytes, Message)):
+                    call.reply(_serialized(reply))
+                    count.add(now_ns() - began_ns, has_failed=False)
+                else:
+                    _WaitingCall(self, call, count, began_ns).wait_for(reply)
             except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
-                status = self._call_status(error)
-            await end(context, status)
-            return None
+                count.add(now_ns() - began_ns, has_failed=True)
+                self.fail(call, error)
 
-        return grpc.unary_unary_rpc_method_handler(handle, None, _serialized)
+        return Unary(handle)
 
     def unary_stream(
         self,
         answer: Callable[[RequestT, Call], AsyncIterator[ReplyT]],
         request_type: type[RequestT],
-    ) -> Handler:
-        """Return the handler of a method with one request and a stream of replies."""
-        count = self.counts.of_request(request_type)
+    ) -> Streaming:
+        """Return a method with one request and a stream of replies."""
 
-        async def handle(data: bytes, context: Context) -> None:
-            async def serve(call: Call) -> None:
-                replies = answer(_parsed(request_type, data), call)
-                try:
-                    async for reply in replies:
-                        await context.write(reply)
-                finally:
-                    await _close(replies)
+        async def serve(call: StreamCall, context: Call) -> None:
+            data = await call.read()
+            if data is None:
+                raise InvalidRequest("request", "the call has none")
+            replies = answer(_parsed(request_type, data), context)
+            try:
+                async for reply in replies:
+                    await call.write(_serialized(reply))
+            finally:
+                await _close(replies)
 
-            await self._serve_stream(context, serve, count)
+        return self.stream(serve, request_type)
 
-        return grpc.unary_stream_rpc_method_handler(handle, None, _serialized)
+    def session(self, service: KvService, limits: LimitSettings) -> Streaming:
+        """Return `KV.Session`."""
 
-    def session(self, service: KvService, limits: LimitSettings) -> Handler:
-        """Return the handler of `KV.Session`."""
-        count = self.counts.of_request(SessionRequest)
+        async def serve(call: StreamCall, context: Call) -> None:
+            session = Session(
+                service,
+                limits,
+                context,
+                budget=self._session_budget,
+                describe=self._operation_error,
+                counts=self.counts,
+                now_ms=self._runtime.clock.monotonic_ms,
+            )
+            await self._run_duplex(session, _requests(SessionRequest, call), call)
 
-        async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
-            async def serve(call: Call) -> None:
-                session = Session(
-                    service,
-                    limits,
-                    call,
-                    budget=self._session_budget,
-                    describe=self._operation_error,
-                    counts=self.counts,
-                    now_ms=self._runtime.clock.monotonic_ms,
-                )
-                await self._run_duplex(session, _requests(SessionRequest, messages), context)
+        return self.stream(serve, SessionRequest)
 
-            await self._serve_stream(context, serve, count)
+    def watch(self, watches: WatchService) -> Streaming:
+        """Return `KV.Watch`."""
 
-        return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
+        async def serve(call: StreamCall, _: Call) -> None:
+            stream = watches.open(self._operation_error)
+            try:
+                await self._run_duplex(stream, _requests(WatchRequest, call), call)
+            finally:
+                await self._run_to_end(stream.leave())
 
-    def watch(self, watches: WatchService) -> Handler:
-        """Return the handler of `KV.Watch`."""
-        count = self.counts.of_request(WatchRequest)
-
-        async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
-            async def serve(_call: Call) -> None:
-                stream = watches.open(self._operation_error)
-                try:
-                    await self._run_duplex(stream, _requests(WatchRequest, messages), context)
-                finally:
-                    await self._run_to_end(stream.leave())
-
-            await self._serve_stream(context, serve, count, delays_idle=False)
-
-        return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
+        return self.stream(serve, WatchRequest, delays_idle=False)
 
     def duplex(
         self, open_stream: Callable[[], DuplexStream], request_type: type[Message]
-    ) -> Handler:
-        """Return the handler of a bidirectional stream, for which `idle` does not wait."""
-        count = self.counts.of_request(request_type)
+    ) -> Streaming:
+        """Return the method of a bidirectional stream, for which `idle` does not wait."""
 
-        async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
-            async def serve(_call: Call) -> None:
-                await self._run_duplex(open_stream(), _requests(request_type, messages), context)
+        async def serve(call: StreamCall, _: Call) -> None:
+            await self._run_duplex(open_stream(), _requests(request_type, call), call)
 
-            await self._serve_stream(context, serve, count, delays_idle=False)
+        return self.stream(serve, request_type, delays_idle=False)
 
-        return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
-
-    async def _serve_stream(
+    def stream(
         self,
-        context: Context,
-        serve: Callable[[Call], Awaitable[None]],
-        count: MethodCount,
+        serve: Callable[[StreamCall, Call], Awaitable[None]],
+        request_type: type[Message],
         *,
         delays_idle: bool = True,
-    ) -> None:
-        """Let `serve` write the replies of a stream, and end the call with its error, if any.
+    ) -> Streaming:
+        """Return a method whose messages `serve` reads and writes.
 
-        With `delays_idle`, `idle` waits for the end of the stream.
+        Its call ends when `serve` returns, or with the error that it raises. With `delays_idle`,
+        `idle` waits for that.
         """
-        timed = self._timed(count, is_stream=True)
-        within_ms: float | None = None
-        try:
-            with timed, self._in_progress(delays_idle=delays_idle):
-                await serve(self._call(context, self._stream_end(context)))
-            return
-        except asyncio.CancelledError as cancelled:
-            if self._is_cancelled_by_client():
-                forget_frames(cancelled)
-                raise
-            if isinstance(self._cut_off.get(_current_task()), StreamTooSlow):
-                within_ms = self._stalled_ms
-            status = self._call_status(cancelled)
-        except grpc.aio.BaseError as gone:
-            forget_frames(gone)
-            raise  # the connection is gone: nobody waits for a reply
-        except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
-            status = self._call_status(error)
-        await end(context, status, within_ms=within_ms)
+        count = self.counts.of_request(request_type)
 
-    def _stream_end(self, context: Context) -> Callable[[ShaleError], None]:
-        """Return a function that ends this task's stream even while it waits for its client."""
-        task, peer = _current_task(), context.peer()
+        async def handle(call: StreamCall) -> None:
+            running = _RunningStream(call.peer)
+            try:
+                with TimedCall(count, self.counts.now_ns):
+                    self._admit()
+                    with self._running(running, delays_idle=delays_idle):
+                        await serve(call, self._call(call, running.end))
+                call.end()
+            except asyncio.CancelledError as cancelled:
+                if running.is_cancelled_by_client:
+                    forget_frames(cancelled)
+                    raise
+                self.fail(call, running.take_end() or cancelled)
+                if isinstance(running.ended_by, StreamTooSlow):
+                    # Those who read on get the error, and all others make space.
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(self._stalled_ms / 1_000, call.reset)
+            except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
+                self.fail(call, error)
 
-        def end_stream(error: ShaleError) -> None:  # which must not hold the context
-            if task in self._in_calls and task not in self._cut_off:
-                self._cut_off[task] = error
-                task.cancel()
-                _log.warning("a stream was ended", peer=peer, problem=str(error))
-
-        return end_stream
+        return Streaming(handle)
 
     async def _run_duplex(
-        self, stream: DuplexStream, requests: AsyncIterator[Message], context: Context
+        self, stream: DuplexStream, requests: AsyncIterator[Message], call: StreamCall
     ) -> None:
-        ended_by: ShaleError | grpc.aio.BaseError | None = None
+        ended_by: ShaleError | CallFailed | None = None
         self._streams.add(stream)
         try:
             async with asyncio.TaskGroup() as tasks:
                 reader = tasks.create_task(stream.read(requests, tasks))
                 try:
                     async for reply in stream.replies():
-                        await context.write(reply)
-                except (ShaleError, grpc.aio.BaseError) as error:  # the group would wrap it
+                        await call.write(_serialized(reply))
+                except (ShaleError, CallFailed) as error:  # the group would wrap it
                     ended_by = error
                 finally:
                     reader.cancel()
@@ -394,57 +292,56 @@ class Adapter:
         task.add_done_callback(self._cleanups.discard)
         await asyncio.shield(task)
 
-    def _timed(self, count: MethodCount, *, is_stream: bool = False) -> TimedCall:
-        return TimedCall(count, self.counts.now_ns, is_stream=is_stream)
-
-    @contextmanager
-    def _in_progress(self, *, delays_idle: bool = True) -> Iterator[None]:
-        raise_if(self._refusal)
-        if len(self._in_calls) >= self._calls_max:
-            message = f"{len(self._in_calls)} calls are in progress, and no more are allowed"
-            raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
-        task = _current_task()
-        self._in_calls.add(task)
+    def begin(self, running: _InProgress, *, delays_idle: bool = True) -> None:
+        """Note that a call is in progress."""
+        self._in_progress.add(running)
         self._idle_delays += delays_idle
         if self._idle_delays:
             self._idle.clear()
+
+    def ended(self, running: _InProgress, *, delays_idle: bool = True) -> None:
+        """Note that the call of `begin` is not in progress any more."""
+        self._in_progress.discard(running)
+        self._idle_delays -= delays_idle
+        if not self._idle_delays:
+            self._idle.set()
+
+    @contextmanager
+    def _running(self, stream: _RunningStream, *, delays_idle: bool) -> Iterator[None]:
+        self.begin(stream, delays_idle=delays_idle)
         try:
             yield
         finally:
-            self._in_calls.discard(task)
-            self._idle_delays -= delays_idle
-            if not self._idle_delays:
-                self._idle.set()
+            stream.is_running = False
+            self.ended(stream, delays_idle=delays_idle)
 
-    def _call(
-        self, context: Context, end_stream: Callable[[ShaleError], None] | None = None
-    ) -> Call:
-        deadline_ms: float | None = None
-        # The stubs leave out that there may be no deadline.
-        remaining_s: float | None = context.time_remaining()
-        if remaining_s is not None:
-            if remaining_s <= 0:
+    def _admit(self) -> None:
+        raise_if(self._refusal)
+        if len(self._in_progress) >= self._calls_max:
+            message = f"{len(self._in_progress)} calls are in progress, and no more are allowed"
+            raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
+
+    def _call(self, call: ServerCall, end: Callable[[ShaleError], None] | None = None) -> Call:
+        """Return the context of a call; calls of one connection without a deadline share one."""
+        if call.deadline_s is not None:
+            left_s = call.deadline_s - time.monotonic()
+            if left_s <= 0:
                 raise DeadlinePassed("the deadline had passed when the server received the call")
-            deadline_ms = self._runtime.clock.monotonic_ms() + remaining_s * 1000.0
-        return Call(peer=context.peer(), deadline_ms=deadline_ms, end=end_stream)
+            return Call(call.peer, self._runtime.clock.monotonic_ms() + left_s * 1_000, end=end)
+        if end is not None:
+            return Call(call.peer, end=end)
+        if self._undated.peer != call.peer:
+            self._undated = Call(call.peer)
+        return self._undated
 
-    def _is_cancelled_by_client(self) -> bool:
-        """Return whether a `CancelledError` in this call means that its client has cancelled it.
-
-        Otherwise the call was cut off here, or a future that it awaited was cancelled, which is a
-        bug.
-        """
-        task = _current_task()
-        return task not in self._cut_off and task.cancelling() > 0
-
-    def _call_status(self, error: BaseException) -> status_pb2.Status:
-        """Convert the error of this call to a status; drops the tracebacks of the error."""
-        task = _current_task()
-        cut_off_by = self._cut_off.pop(task, None)
-        if isinstance(error, asyncio.CancelledError) and cut_off_by is not None:
-            task.uncancel()
-            error = cut_off_by
-        return self._status_of(error, "a call")
+    def fail(self, call: ServerCall, error: BaseException) -> None:
+        """End a call with the status of `error`; drops the tracebacks of the error."""
+        if isinstance(error, CallFailed):  # it is over, or the error says how it has to end
+            forget_frames(error)
+            call.end(error.code, error.message)
+            return
+        status = self._status_of(error, "a call")
+        call.end(StatusCode(status.code), status.message, status.SerializeToString())
 
     def _operation_error(self, error: BaseException) -> kv_pb2.OperationError:
         """Convert the error of an operation of a session or watch; drops its tracebacks."""
@@ -472,8 +369,96 @@ class Adapter:
         return f"{self._runtime.random.getrandbits(48):012x}"
 
 
-def _current_task() -> asyncio.Task[Any]:
-    return cast("asyncio.Task[Any]", asyncio.current_task())
+class _WaitingCall:
+    """A call with one reply that waits for it."""
+
+    __slots__ = ("_adapter", "_began_ns", "_call", "_count", "_ended_by", "_future", "_is_left")
+
+    def __init__(
+        self, adapter: Adapter, call: ServerCall, count: MethodCount, began_ns: int
+    ) -> None:
+        self._adapter = adapter
+        self._call = call
+        self._count = count
+        self._began_ns = began_ns
+        self._is_left = False  # by its client
+        self._ended_by: ShaleError | None = None  # given to `cut_off`
+        self._future: _Pending
+
+    def wait_for(self, answer: Awaitable[Message | bytes]) -> None:
+        """Reply when the answer is there, or end the call with its error."""
+        if isinstance(answer, (PendingReply, asyncio.Future)):
+            self._future = answer
+        else:
+            self._future = asyncio.ensure_future(answer)
+        self._adapter.begin(self)
+        self._call.on_cancel = self._leave
+        self._future.add_done_callback(self._done)
+
+    def cut_off(self, error: ShaleError) -> None:
+        """Implement `_InProgress`."""
+        self._ended_by = error
+        self._future.cancel()
+
+    def _leave(self) -> None:
+        self._is_left = True
+        self._future.cancel()
+
+    def _done(self, future: _Pending) -> None:
+        call, adapter = self._call, self._adapter
+        call.on_cancel = None
+        adapter.ended(self)
+        error = self._error_of(future)
+        if error is None:
+            try:
+                call.reply(_serialized(future.result()))
+            except Exception as bug:  # noqa: BLE001 - as that of any call
+                error = bug
+        duration_ns = adapter.counts.now_ns() - self._began_ns
+        self._count.add(duration_ns, has_failed=error is not None)
+        if error is not None and not (self._is_left and future.cancelled()):
+            adapter.fail(call, error)
+
+    def _error_of(self, future: _Pending) -> BaseException | None:
+        if future.cancelled():  # by somebody else if by neither of the two: a bug
+            return self._ended_by or asyncio.CancelledError()
+        return future.exception()
+
+
+class _RunningStream:
+    """The task of a stream; made by it."""
+
+    def __init__(self, peer: str) -> None:
+        self.is_running = True
+        self.ended_by: ShaleError | None = None  # None: not ended from here
+        self._peer = peer
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+
+    @property
+    def is_cancelled_by_client(self) -> bool:
+        """Return whether a `CancelledError` in this call means that its client has cancelled it.
+
+        Otherwise the call was cut off here, or a future that it awaited was cancelled, which is a
+        bug.
+        """
+        return self.ended_by is None and self._task.cancelling() > 0
+
+    def cut_off(self, error: ShaleError) -> None:
+        """Implement `_InProgress`."""
+        self.ended_by = error
+        self._task.cancel()
+
+    def end(self, error: ShaleError) -> None:
+        """End the stream even while it waits for its client; nothing happens the second time."""
+        if self.is_running and self.ended_by is None:
+            self.cut_off(error)
+            _log.warning("a stream was ended", peer=self._peer, problem=str(error))
+
+    def take_end(self) -> ShaleError | None:
+        """Return the error that has cancelled the task, which goes on."""
+        if self.ended_by is not None:
+            self._task.uncancel()
+        return self.ended_by
 
 
 def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:
@@ -484,10 +469,8 @@ def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:
         raise InvalidRequest("request", f"the bytes are not a {name}") from None
 
 
-async def _requests(
-    request_type: type[RequestT], messages: AsyncIterator[bytes]
-) -> AsyncIterator[RequestT]:
-    async for data in messages:
+async def _requests(request_type: type[RequestT], call: StreamCall) -> AsyncIterator[RequestT]:
+    while (data := await call.read()) is not None:
         yield _parsed(request_type, data)
 
 

@@ -63,15 +63,14 @@ class MethodCount:
 
 
 class TimedCall:
-    """Context manager that counts the call answered inside it, however it ends."""
+    """Context manager that counts the stream served inside it, however it ends."""
 
-    __slots__ = ("_began_ns", "_count", "_is_stream", "_now_ns")
+    __slots__ = ("_began_ns", "_count", "_now_ns")
 
-    def __init__(self, count: MethodCount, now_ns: NowNs, *, is_stream: bool) -> None:
+    def __init__(self, count: MethodCount, now_ns: NowNs) -> None:
         """Begin the call now."""
         self._count = count
         self._now_ns = now_ns
-        self._is_stream = is_stream
         self._began_ns = now_ns()
 
     def __enter__(self) -> None:
@@ -84,8 +83,7 @@ class TimedCall:
         trace: TracebackType | None,
     ) -> None:
         """Count the call."""
-        given_up = kind is not None and issubclass(kind, asyncio.CancelledError)
-        has_failed = kind is not None and not (given_up and self._is_stream)
+        has_failed = kind is not None and not issubclass(kind, asyncio.CancelledError)
         self._count.add(self._now_ns() - self._began_ns, has_failed=has_failed)
 
 

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from shalekv import errors
 from shalekv.v1 import kv_pb2
+from shalekv_wire.status import StatusCode
 
 DOMAIN = "shalekv"
 # A status is sent as metadata, of which clients accept 8 KiB. Its message is sent twice, once with
@@ -39,12 +39,12 @@ class Applied(StrEnum):
 class ErrorStatus:
     """gRPC status of a class of errors."""
 
-    code: grpc.StatusCode
+    code: StatusCode
     applied: Applied
     log: bool = False  # the server is at fault: log the error for its operator
 
 
-_Code = grpc.StatusCode
+_Code = StatusCode
 _NO = Applied.NO
 _UNKNOWN = Applied.UNKNOWN
 
@@ -184,9 +184,8 @@ def operation_error(status: status_pb2.Status) -> kv_pb2.OperationError:
     return error
 
 
-def _status(code: grpc.StatusCode, message: str, details: list[Message]) -> status_pb2.Status:
-    number: int = code.value[0]
-    status = status_pb2.Status(code=number, message=_short(message))
+def _status(code: StatusCode, message: str, details: list[Message]) -> status_pb2.Status:
+    status = status_pb2.Status(code=int(code), message=_short(message))
     for detail in details:
         status.details.add().Pack(detail)
     return status
@@ -262,7 +261,7 @@ def errors_page() -> str:
 
 
 def _rows() -> Iterator[tuple[str, str, str, str, str]]:
-    for kind in sorted(TABLE, key=lambda kind: (row_of(kind).code.value[0], kind.reason)):
+    for kind in sorted(TABLE, key=lambda kind: (row_of(kind).code, kind.reason)):
         row = row_of(kind)
         names = [f"`{name}`" for name in metadata_of(kind)]
         if row.log:

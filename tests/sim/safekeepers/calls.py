@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-import grpc
-
-from shalekv_wire.status import CallFailed, Metadata, StatusCode
+from shalekv.rpc.calls import Method, Unary
+from shalekv_wire.status import DETAILS_KEY, CallFailed, Metadata, StatusCode
 from tests.sim.nodes import Node
 from tests.sim.safekeepers.wires import RETRY_MS, Line, Listener, Pipe, Wires
 
@@ -32,13 +31,6 @@ class _Open(NamedTuple):
 
 class _Reset(NamedTuple):
     """The client has cancelled the call."""
-
-
-class _Details(NamedTuple):
-    """Call details for a `GenericRpcHandler`."""
-
-    method: str
-    invocation_metadata: tuple[()] = ()
 
 
 class State(enum.Enum):
@@ -191,83 +183,71 @@ class SimCall:
 
 
 class _Served:
-    """A call as the server has it."""
+    """A call as the server has it: implements `ServerCall`."""
+
+    peer = "sim"
+    deadline_s = None  # calls have no deadline here
 
     def __init__(
-        self, methods: grpc.GenericRpcHandler, method: str, up: Pipe[Any], down: Pipe[Any]
+        self, methods: Mapping[str, Method], path: str, up: Pipe[Any], down: Pipe[Any]
     ) -> None:
+        self.on_cancel: Callable[[], None] | None = None
         self._requests: deque[bytes] = deque()
         self._arrived = asyncio.Event()
         self._up = up
         self._down = down
-        handler: Any = methods.service(_Details(method))  # type: ignore[arg-type]
-        self._task = asyncio.get_running_loop().create_task(self._handle(handler))
+        self._is_over = False
+        self._task = asyncio.get_running_loop().create_task(self._handle(methods[path]))
 
     def take(self, data: bytes) -> None:
         self._requests.append(data)
         self._arrived.set()
 
     def cancel(self) -> None:
+        self._is_over = True
         self._task.cancel()
+        if self.on_cancel is not None:
+            self.on_cancel()
 
-    async def write(self, reply: bytes) -> None:
+    def reply(self, message: bytes) -> None:
+        if not self._is_over:
+            self._down.put(message)
+            self.end()
+
+    def end(
+        self, code: StatusCode = StatusCode.OK, message: str = "", details: bytes = b""
+    ) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if code is StatusCode.OK:
+            self._down.put(End())
+            return
+        self._down.put(End(CallFailed(code, message, metadata=((DETAILS_KEY, details),))))
+
+    def reset(self) -> None:
+        self.cancel()
+
+    async def write(self, message: bytes) -> None:
         """Send a reply; waits while the client reads none."""
-        self._down.put(reply)
+        self._down.put(message)
         await self._down.until_writable()
 
-    async def messages(self) -> AsyncIterator[bytes]:
-        while True:
-            while self._requests:
-                self._up.was_read()
-                yield self._requests.popleft()
+    async def read(self) -> bytes:
+        """Return the next message; a client never ends its side alone."""
+        while not self._requests:
             self._arrived.clear()
             await self._arrived.wait()
+        self._up.was_read()
+        return self._requests.popleft()
 
-    def end(self, error: CallFailed | None) -> None:
-        self._down.put(End(error))
-
-    async def _handle(self, handler: Any) -> None:
-        context = _Context(self, handler.response_serializer)
-        try:
-            if handler.stream_stream is not None:
-                await handler.stream_stream(self.messages(), context)
-            else:
-                data = await anext(self.messages())
-                if handler.unary_stream is not None:
-                    await handler.unary_stream(data, context)
-                else:
-                    reply = await handler.unary_unary(data, context)
-                    if not context.is_aborted:
-                        await context.write(reply)
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            return  # the client has its status, or is gone
-        if not context.is_aborted:
-            self.end(None)
-
-
-class _Context:
-    """The part of `grpc.aio.ServicerContext` that the adapter uses."""
-
-    def __init__(self, served: _Served, serialize: Callable[[Any], bytes]) -> None:
-        self._served = served
-        self._serialize = serialize
-        self.is_aborted = False
-
-    def time_remaining(self) -> None:
-        """Return None: calls have no deadline here."""
-
-    def peer(self) -> str:
-        return "sim"
-
-    async def write(self, reply: Any) -> None:
-        await self._served.write(self._serialize(reply))
-
-    async def abort_with_status(self, status: Any) -> NoReturn:
-        code = StatusCode(status.code.value[0])
-        error = CallFailed(code, status.details, metadata=tuple(status.trailing_metadata))
-        self._served.end(error)
-        self.is_aborted = True
-        raise grpc.aio.AbortError("aborted here")
+    async def _handle(self, method: Method) -> None:
+        call: Any = self  # has what the adapter uses of one
+        if isinstance(method, Unary):
+            method.handler(call, await self.read())
+        else:
+            with suppress(asyncio.CancelledError):  # the client is gone
+                await method.handler(call)
 
 
 class SimChannel:

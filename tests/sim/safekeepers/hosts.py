@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-
-import grpc
 
 from shalekv.format.quorum_messages import to_proposer
 from shalekv.protocol.membership import Member
 from shalekv.protocol.quorum_records import ToProposer
 from shalekv.rpc.adapter import Adapter
+from shalekv.rpc.calls import Method
+from shalekv.rpc.methods import safekeeper_methods
 from shalekv.rpc.safekeeper_links import GrpcLinks
-from shalekv.rpc.server import safekeeper_methods
 from shalekv.runtime import Runtime
 from shalekv.server.safekeeper.node import Node as Safekeeper
 from shalekv.server.safekeeper.propose import ProposeStream
@@ -79,7 +78,7 @@ class Machine(Listener):
         self.disk = MachineDisk()
         self.is_powered = True
         self.node: Node | None = None
-        self.methods: grpc.GenericRpcHandler | None = None
+        self.methods: Mapping[str, Method] | None = None
         self.safekeeper: Safekeeper | None = None
         self._on_synced = on_synced
         self._on_sent = on_sent

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -19,8 +19,7 @@ from tests.sim.nodes import Node
 from tests.sim.tasks import to_us
 
 if TYPE_CHECKING:
-    import grpc
-
+    from shalekv.rpc.calls import Method
     from tests.sim.loop import SimLoop
     from tests.sim.simulation import Simulation
 
@@ -37,7 +36,7 @@ class Listener(Protocol):
     name: str
     is_powered: bool
     node: Node | None  # the process that runs there
-    methods: grpc.GenericRpcHandler | None  # None: there is no server yet
+    methods: Mapping[str, Method] | None  # by path; None: there is no server yet
 
 
 class Wires:

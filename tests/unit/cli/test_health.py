@@ -22,7 +22,7 @@ async def ask(address: str, *flags: str) -> Result:
 async def test_a_server_that_refuses_calls_is_not_ready() -> None:
     """A server that refuses calls, as when it shuts down or was fenced, is not ready."""
     async with serving() as it:
-        await it.server.refuse(Stopping("shutting down"))
+        it.server.refuse(Stopping("shutting down"))
         result = await ask(it.server.listen)
     assert (result.exit_code, result.stdout) == (1, "NOT_SERVING\n")
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 
-from shalekv.rpc import server as admin
-from shalekv.rpc import server as kv
 from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.call_counts import BUCKET_COUNT, MethodCount, method_of
+from shalekv.rpc.calls import Streaming
+from shalekv.rpc.methods import admin_methods, kv_methods
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv_wire.status import StatusCode
 from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv, MemoryWatches
 from tests.kit.serving.rpc import Serving, failure, runtime, serving
 from tests.unit.rpc.sessions import SocketSession, operation
@@ -25,29 +25,18 @@ KV = kv_pb2.DESCRIPTOR.services_by_name["KV"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
 
 
-@dataclass
-class _Details:
-    """The details with which grpc.aio looks up a handler."""
-
-    method: str
-    invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()
-
-
 @pytest.mark.parametrize("descriptor", [KV, ADMIN], ids=lambda descriptor: descriptor.name)
 async def test_every_method_of_the_protos_has_a_handler(descriptor: ServiceDescriptor) -> None:
     """The tables name the methods of the protos, each with the right shape."""
     adapter = Adapter(runtime(), calls_max=1)
-    methods = (
-        kv.kv_methods(MemoryKv(), MemoryWatches(), adapter, LimitSettings()),
-        admin.admin_methods(MemoryAdmin(), adapter),
-    )
+    methods = {
+        **kv_methods(MemoryKv(), MemoryWatches(), adapter, LimitSettings()),
+        **admin_methods(MemoryAdmin(), adapter),
+    }
     for method in descriptor.methods:
-        path = f"/{descriptor.full_name}/{method.name}"
-        details = _Details(path)
-        found = [handler for table in methods if (handler := table.service(details))]
-        assert len(found) == 1, path
-        shape = (found[0].request_streaming, found[0].response_streaming)
-        assert shape == (method.client_streaming, method.server_streaming), path
+        found = methods[f"/{descriptor.full_name}/{method.name}"]
+        is_streaming = method.client_streaming or method.server_streaming
+        assert isinstance(found, Streaming) == is_streaming, method.full_name
 
 
 @pytest.mark.parametrize(
@@ -91,32 +80,25 @@ async def test_deadline_and_peer_reach_the_service_as_values() -> None:
 
 
 class _Late:
-    """The context of a call whose deadline has passed on its way through grpc."""
+    """A call whose deadline has passed before the service could see it."""
 
-    def __init__(self, error: grpc.aio.BaseError) -> None:
-        self.error = error
-        self.status: grpc.Status | None = None
+    peer = "ipv4:127.0.0.1:1"
 
-    def time_remaining(self) -> float:
-        return 0.0
+    def __init__(self) -> None:
+        self.deadline_s = time.monotonic() - 1
+        self.code = StatusCode.OK
 
-    def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
-
-    async def abort_with_status(self, status: grpc.Status) -> None:
-        self.status = status
-        raise self.error
+    def end(self, code: StatusCode, _message: str, _details: bytes) -> None:
+        self.code = code
 
 
 async def test_a_call_that_is_late_already_is_not_served() -> None:
-    """A late call gets DEADLINE_EXCEEDED before any work, even if grpc has not noticed."""
-    service, late = MemoryKv(), _Late(grpc.aio.AbortError())
-    # The stubs of grpc know the handlers of threads alone.
-    handler: Any = Adapter(runtime(), calls_max=1).unary(service.put, kv_pb2.PutRequest)
-    await handler.unary_unary(b"", late)
+    """A late call gets DEADLINE_EXCEEDED before any work, even if its transport has not noticed."""
+    service, late = MemoryKv(), _Late()
+    method = Adapter(runtime(), calls_max=1).unary(service.put, kv_pb2.PutRequest)
+    method.handler(late, b"")  # type: ignore[arg-type]  # what the adapter uses of one
     assert service.calls == []
-    assert late.status is not None
-    assert late.status.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert late.code is StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_a_future_that_somebody_else_cancels_is_a_bug() -> None:

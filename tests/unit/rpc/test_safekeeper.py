@@ -31,7 +31,8 @@ from shalekv.protocol.quorum_records import (
     Refusal,
     Vote,
 )
-from shalekv.rpc.server import SAFEKEEPER_SERVICE, Server
+from shalekv.rpc.methods import SAFEKEEPER_SERVICE
+from shalekv.rpc.server import Server
 from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.store.files import FileSystem
 from shalekv.v1 import safekeeper_pb2 as wire
@@ -239,7 +240,7 @@ async def test_refusing_server(tmp_path: Path) -> None:
             assert checked.status == health_pb2.HealthCheckResponse.SERVING
             stub = safekeeper_pb2_grpc.SafekeeperStub(channel)
             stream = stub.Propose()
-            await server.refuse(Stopping("not now"))
+            server.refuse(Stopping("not now"))
             checked = await health.Check(health_pb2.HealthCheckRequest(service=SAFEKEEPER_SERVICE))
             assert checked.status == health_pb2.HealthCheckResponse.NOT_SERVING
             assert (await failure(stream)).code is grpc.StatusCode.UNAVAILABLE

@@ -18,7 +18,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
 from shalekv.errors import Fenced
-from shalekv.rpc.server import GRPC_LOGGER, Server
+from shalekv.rpc.grpcio_server import GRPC_LOGGER
+from shalekv.rpc.server import Server
 from shalekv.settings import LogLevel, ServerSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.constants import set_constants
@@ -107,7 +108,7 @@ async def test_new_calls_are_refused_while_others_end() -> None:
         it.service.hold = True
         held = it.kv.Put(kv_pb2.PutRequest(key=b"a"))
         await it.service.holds(1)
-        await it.server.refuse(fenced)
+        it.server.refuse(fenced)
         for call in (
             it.kv.Get(kv_pb2.GetRequest(key=b"a")),
             it.kv.Scan(kv_pb2.ScanRequest()),
@@ -222,7 +223,7 @@ async def _some(reader: asyncio.StreamReader) -> bytes:
 
 async def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 connections that send nothing do not keep others from being served, and are closed."""
-    set_constants(monkeypatch, {"shalekv.rpc.server:HANDSHAKE_TIMEOUT_MS": 500})
+    set_constants(monkeypatch, {"shalekv.rpc.listening:HANDSHAKE_TIMEOUT_MS": 500})
     async with serving() as it:
         silent = [await _connect(it.server.listen) for _ in range(100)]
         read = kv_pb2.GetRequest(key=b"a")

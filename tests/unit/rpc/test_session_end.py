@@ -64,7 +64,7 @@ def check_stopping(failed: Failure) -> None:
 async def test_stopping_server_answers_what_it_has_begun() -> None:
     """After `refuse` pending operations are answered, new ones refused; then the stream ends."""
     async with waiting_put() as (it, session):
-        await it.server.refuse(STOPPING)
+        it.server.refuse(STOPPING)
         await session.send(operation(2, PUT), operation(3, kv_pb2.GetRequest(key=b"a")))
         refused = await session.take(2)
         assert {refused[number].error.reason for number in (2, 3)} == {"STOPPING"}

@@ -77,7 +77,7 @@ async def test_it_serves_and_is_a_standby_in_turn(server: Server) -> None:
             assert (await watch.read()).status == SERVING
             await kv.Put(kv_pb2.PutRequest(key=b"k", value=b"v"))
             assert (await kv.Get(kv_pb2.GetRequest(key=b"k"))).value == b"v"
-            await server.refuse(Stopping("no more"))
+            server.refuse(Stopping("no more"))
             assert (await watch.read()).status == NOT_SERVING
             assert await server.drain(1_000)
             await server.stand_by(STANDING)
@@ -104,7 +104,7 @@ async def test_what_does_not_end_is_cut_off(server: Server) -> None:
         kv = kv_pb2_grpc.KVStub(channel)
         call = kv.Put(kv_pb2.PutRequest(key=b"k", value=b"v"))
         await begun.wait()
-        await server.refuse(Stopping("no more"))
+        server.refuse(Stopping("no more"))
         assert not await server.drain(1)
         await server.stand_by(STANDING)
         ended = await failure(call)
@@ -131,7 +131,7 @@ async def test_a_service_serves_until_it_stops(service: str) -> None:
         watch = health.Watch(request)
         assert (await health.Check(request)).status == SERVING
         assert (await watch.read()).status == SERVING
-        await it.server.refuse(Stopping("shutting down"))
+        it.server.refuse(Stopping("shutting down"))
         assert (await watch.read()).status == NOT_SERVING
         assert (await health.Check(request)).status == NOT_SERVING
 
@@ -203,7 +203,7 @@ async def test_streams_end_with_their_server() -> None:
         await anext(aiter(watch))
         async with asyncio.timeout(10):
             await it.server.drain(60_000)
-            await it.server.refuse(Fenced("epoch 8 has taken over", own_epoch=7, newer_epoch=8))
+            it.server.refuse(Fenced("epoch 8 has taken over", own_epoch=7, newer_epoch=8))
             failed = await failure(watch)
         assert failed.info is not None
         assert failed.info.reason == "FENCED"

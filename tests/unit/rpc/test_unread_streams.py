@@ -14,7 +14,7 @@ from grpc_status.rpc_status import aio
 from shalekv.clock import LoopClock
 from shalekv.errors import StreamTooSlow
 from shalekv.read.memory_budget import MemoryBudget, Stalls
-from shalekv.rpc.adapter import WATCHING
+from shalekv.rpc.grpcio_server import WATCHING
 from shalekv.settings import KIB, MIB, LimitSettings
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.serving.memory_service import MemoryKv

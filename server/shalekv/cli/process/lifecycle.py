@@ -225,7 +225,7 @@ async def serve_until_end(
         finally:
             reporting.cancel()
     if failure is not None:
-        await server.refuse(_refusal(failure))
+        server.refuse(_refusal(failure))
         await server.drain(FAILED_GRACE_MS)
     return failure
 
@@ -238,7 +238,7 @@ async def _end_when_requested(
     refusal: Callable[[], Stopping],
 ) -> None:
     await shutdown.requested.wait()
-    await server.refuse(refusal())
+    server.refuse(refusal())
     role.close()  # a writer uploads its queue at once, which answers the waiting calls
     if not await server.drain(grace_ms):
         _log.warning("calls are cut off", shutdown_grace_ms=grace_ms)
@@ -248,7 +248,7 @@ async def _report_readiness(role: ServerRole, server: Server) -> None:
     """Report to health checks and to the log when reads or writes begin to fail, and recover."""
     clock, failing = MachineClock(), dict[str, Trouble]()
     while (readiness := role.readiness()) is not None:
-        await server.report(readiness)
+        server.report(readiness)
         for calls, trouble in (("reads", readiness.reads), ("writes", readiness.writes)):
             if trouble is not None and calls not in failing:
                 problem = trouble.text(clock.monotonic_ms())
@@ -263,7 +263,7 @@ async def _refuse_when_stopped(role: ServerRole, server: Server) -> None:
     """Report a failed role to health checks at once: uploads in flight may take a while to end."""
     failure = await role.ended()
     if failure is not None:
-        await server.refuse(_refusal(failure))
+        server.refuse(_refusal(failure))
 
 
 def _refusal(failure: Exception) -> Stopping:

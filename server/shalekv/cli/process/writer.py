@@ -212,7 +212,7 @@ async def serve_when_elected(context: WriterContext, stop: StopRequest) -> None:
         try:
             await _serve_in_terms(context, elector, standby, stop)
         finally:
-            await context.server.refuse(shutting_down())
+            context.server.refuse(shutting_down())
             await context.server.stop()
 
 
