@@ -26,6 +26,7 @@ from tests.kit.processes.processes import SERVE, SHALEKV, Processes
 
 GRPCURL = str(Path(__file__).parents[2] / ".cache" / "bin" / "grpcurl")
 CHANNELZ = "grpc.channelz.v1.Channelz"
+DEBUG = ("--debug-services", "--wire", "grpcio")
 CALL_S = 60.0
 SERVICES = [
     "grpc.health.v1.Health",
@@ -75,9 +76,9 @@ async def test_debug_services_show_connections(processes: Processes, tmp_path: P
     url = _url(tmp_path)
     keeps = ("--data", f"{tmp_path}/data", "--url", f"file://{tmp_path}/archive")
     started = [
-        await processes.serve(url, "--debug-services"),
-        await processes.read(url, "--debug-services"),
-        processes.start("safekeeper", *keeps, *SERVE[1:], "--debug-services"),
+        await processes.serve(url, *DEBUG),
+        await processes.read(url, *DEBUG),
+        processes.start("safekeeper", *keeps, *SERVE[1:], *DEBUG),
     ]
     for server in started:
         await server.ready()
@@ -91,6 +92,7 @@ async def test_debug_services_show_connections(processes: Processes, tmp_path: P
         method = f"{CHANNELZ}/GetServerSockets"
         sockets = await _grpcurl(processes, "-d", which, server.listen, method)
         assert "ipv4:127.0.0.1:" in sockets.stdout(), sockets.report()
+        assert "the fallback" in server.stderr(), server.report()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -232,7 +234,7 @@ async def test_a_console_says_what_to_try(processes: Processes, tmp_path: Path) 
 
 async def test_abuse_of_the_port_does_not_hurt(processes: Processes, tmp_path: Path) -> None:
     """Garbage, and 100 connections that never speak: calls are served, the silent are closed."""
-    quick = variables({"shalekv.rpc.listening:HANDSHAKE_TIMEOUT_MS": 500})
+    quick = variables({"shalekv.rpc.native_server:HANDSHAKE_TIMEOUT_MS": 500})
     server = await processes.serve(_url(tmp_path), env=quick)
     host, _, port = server.listen.rpartition(":")
     with closing(socket.create_connection((host, int(port)), timeout=10)) as garbage:

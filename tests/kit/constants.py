@@ -1,7 +1,7 @@
 """Replaces constants of the product in tests, such as intervals that a test cannot wait for.
 
 A constant is given by the module that defines it and its name, such as
-``"shalekv.rpc.listening:HANDSHAKE_TIMEOUT_MS"``. It is replaced in every module that has imported
+``"shalekv.rpc.native_server:CONNECTION_IDLE_MS"``. It is replaced in every module that has imported
 it.
 """
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import structlog
@@ -50,6 +50,7 @@ WatchRequest = kv_pb2.WatchRequest
 
 # Advice with `Overloaded`: more calls than allowed are a burst, and some of them end by then.
 RETRY_AFTER_MS = 100
+FIRST_MESSAGE_S = 0.1
 CUT_OFF = "this server ceased to be the writer before the call had ended"
 
 _log = structlog.get_logger(__name__)
@@ -138,7 +139,8 @@ class Adapter:
     def refusing_method(self) -> Streaming:
         """Return a method of any shape that ends each call with the error given to `refuse`."""
 
-        async def handle(call: ServerCall) -> None:
+        async def handle(call: StreamCall) -> None:
+            await _take_first(call)
             assert self._refusal is not None
             self.fail(call, self._refusal)
 
@@ -246,7 +248,7 @@ class Adapter:
             running = _RunningStream(call.peer)
             try:
                 with TimedCall(count, self.counts.now_ns):
-                    self._admit()
+                    await self._admit_stream(call)
                     with self._running(running, delays_idle=delays_idle):
                         await serve(call, self._call(call, running.end))
                 call.end()
@@ -320,6 +322,13 @@ class Adapter:
         if len(self._in_progress) >= self._calls_max:
             message = f"{len(self._in_progress)} calls are in progress, and no more are allowed"
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
+
+    async def _admit_stream(self, call: StreamCall) -> None:
+        try:
+            self._admit()
+        except ShaleError:
+            await _take_first(call)
+            raise
 
     def _call(self, call: ServerCall, end: Callable[[ShaleError], None] | None = None) -> Call:
         """Return the context of a call; calls of one connection without a deadline share one."""
@@ -467,6 +476,16 @@ def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:
     except DecodeError:
         name = request_type.DESCRIPTOR.full_name
         raise InvalidRequest("request", f"the bytes are not a {name}") from None
+
+
+async def _take_first(call: StreamCall) -> None:
+    """Take the first message of a stream that will be refused, if it comes soon.
+
+    Clients of grpc.aio lose the status of a stream that ends while they send.
+    """
+    with suppress(TimeoutError, CallFailed):
+        async with asyncio.timeout(FIRST_MESSAGE_S):
+            await call.read()
 
 
 async def _requests(request_type: type[RequestT], call: StreamCall) -> AsyncIterator[RequestT]:

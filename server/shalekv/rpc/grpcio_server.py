@@ -22,7 +22,7 @@ import grpc
 
 from shalekv.rpc.adapter import forget_frames
 from shalekv.rpc.calls import Find, Streaming, Unary
-from shalekv.rpc.listening import (
+from shalekv.rpc.native_server import (
     CONCURRENT_STREAMS_MAX,
     CONNECTION_AGE_GRACE_MS,
     CONNECTION_IDLE_MS,
@@ -31,7 +31,7 @@ from shalekv.rpc.listening import (
     PING_INTERVAL_MIN_MS,
     bind_error,
 )
-from shalekv.settings import EndpointSettings
+from shalekv.settings import UNIX, EndpointSettings
 from shalekv_wire.status import DETAILS_KEY, CallFailed, StatusCode
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -95,7 +95,7 @@ class GrpcioServer:
         except RuntimeError as refused:
             free = f"{listen} was refused, and may be free by now"
             raise bind_error(listen) or OSError(errno.EADDRNOTAVAIL, free) from refused
-        if listen.startswith("unix:"):
+        if listen.startswith(UNIX):
             return listen
         return f"{listen.rpartition(':')[0]}:{port}"
 

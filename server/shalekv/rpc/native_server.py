@@ -1,24 +1,35 @@
-"""The transport of our own, `shalekv_wire`, which is the default: its server with our limits."""
+"""The transport of our own, `shalekv_wire`, which is the default; addresses and limits of both.
+
+An address is bound when a server is made; connections wait in the backlog until it serves.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 from collections.abc import Sequence
+from pathlib import Path
 
+from shalekv.errors import InvalidSetting
 from shalekv.rpc.calls import Find
-from shalekv.rpc.listening import (
-    BACKLOG,
-    CONCURRENT_STREAMS_MAX,
-    CONNECTION_AGE_GRACE_MS,
-    CONNECTION_IDLE_MS,
-    HANDSHAKE_TIMEOUT_MS,
-    METADATA_BYTES_MAX,
-    address_of,
-    bind,
-    release,
-)
-from shalekv.settings import EndpointSettings
+from shalekv.settings import KIB, UNIX, EndpointSettings
 from shalekv_wire.server import ServerOptions, WireServer
 from shalekv_wire.stream import Limits
+
+# Calls of one connection at once: a client that starts more waits for others of its own.
+CONCURRENT_STREAMS_MAX = 256
+METADATA_BYTES_MAX = 16 * KIB  # of a call; ours are under 1 KiB, so this leaves space for proxies
+# A connection that has not sent HTTP/2 by then is of no client of gRPC.
+HANDSHAKE_TIMEOUT_MS = 10_000
+CONNECTION_IDLE_MS = 300_000  # clients connect again at their next call, which takes one round trip
+# Calls may run so long after their connection was asked to reconnect: longer than any but watches
+# and scans, which clients continue elsewhere.
+CONNECTION_AGE_GRACE_MS = 30_000
+# A client that pings more often while it sends no data is disconnected. Clients of gRPC ping every
+# 30 seconds or less often.
+PING_INTERVAL_MIN_MS = 20_000
+BACKLOG = 4_096  # connections that wait to be accepted; the operating system has a limit of its own
 
 
 class NativeServer:
@@ -27,7 +38,14 @@ class NativeServer:
     services: Sequence[str] = ()  # it has none of its own
 
     def __init__(self, settings: EndpointSettings, find: Find) -> None:
-        """Bind the address. `find` returns the methods. Raises `OSError`."""
+        """Bind the address. `find` returns the methods.
+
+        Raises:
+            InvalidSetting: it has no debug services.
+            OSError: as `bind`.
+        """
+        if settings.debug_services:
+            raise InvalidSetting("--debug-services needs --wire grpcio, which channelz is part of")
         self._sockets = bind(settings.listen)
         self.listen = address_of(settings.listen, self._sockets)
         self._server = WireServer(find, server_options(settings))
@@ -59,3 +77,77 @@ def server_options(settings: EndpointSettings) -> ServerOptions:
         age_s=settings.connection_age_ms / 1_000,
         age_grace_s=CONNECTION_AGE_GRACE_MS / 1_000,
     )
+
+
+def bind(listen: str) -> list[socket.socket]:
+    """Bind to HOST:PORT, with all addresses of the host and one port, or to unix:PATH, and listen.
+
+    Raises:
+        OSError: an address cannot be bound; EADDRINUSE when another process has it.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        if listen.startswith(UNIX):
+            _bind_path(Path(listen.removeprefix(UNIX)), sockets)
+        else:
+            _bind_port(listen, sockets)
+        for each in sockets:
+            each.listen(BACKLOG)
+    except OSError as refused:
+        for each in sockets:
+            each.close()
+        raise OSError(refused.errno, f"{listen}: {refused.strerror}") from None
+    return sockets
+
+
+def address_of(listen: str, sockets: list[socket.socket]) -> str:
+    """Return `listen` with the port that was bound."""
+    if listen.startswith(UNIX):
+        return listen
+    return f"{listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
+
+
+def release(listen: str) -> None:
+    """Remove the path of a socket that was bound."""
+    if listen.startswith(UNIX):
+        Path(listen.removeprefix(UNIX)).unlink(missing_ok=True)
+
+
+def bind_error(listen: str) -> OSError | None:
+    """Return the error that `bind` would raise; None: the address is free."""
+    try:
+        for each in bind(listen):
+            each.close()
+    except OSError as refused:
+        return refused
+    release(listen)
+    return None
+
+
+def _bind_port(listen: str, sockets: list[socket.socket]) -> None:
+    host, _, text = listen.rpartition(":")
+    port = int(text)
+    found = socket.getaddrinfo(
+        host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    addresses = dict.fromkeys((family, address) for family, _, _, _, address in found)
+    for family, address in addresses:
+        made = socket.socket(family, socket.SOCK_STREAM)
+        sockets.append(made)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # [::] alone takes connections over IPv4, too
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(len(addresses) > 1))
+        made.bind((address[0], port, *address[2:]))
+        port = made.getsockname()[1]
+
+
+def _bind_path(path: Path, sockets: list[socket.socket]) -> None:
+    """Bind to a path, which may be left over from a process that has ended."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sockets.append(made)
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        path.unlink()
+    made.bind(str(path))

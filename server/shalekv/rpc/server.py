@@ -34,6 +34,7 @@ from shalekv.rpc.methods import (
     kv_methods,
     safekeeper_methods,
 )
+from shalekv.rpc.native_server import NativeServer
 from shalekv.rpc.standard_services import (
     HEALTH_SERVICE,
     WHOLE_SERVER,
@@ -43,7 +44,7 @@ from shalekv.rpc.standard_services import (
 from shalekv.runtime import Runtime
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
-from shalekv.settings import EndpointSettings, LimitSettings, LogLevel
+from shalekv.settings import EndpointSettings, LimitSettings, LogLevel, Wire
 from shalekv.wording import READ, WRITE
 
 if TYPE_CHECKING:
@@ -229,6 +230,8 @@ def _refusing(services: Sequence[str], adapter: Adapter) -> Find:
 
 
 def _transport(settings: EndpointSettings, find: Find) -> Transport:
+    if settings.wire is Wire.NATIVE:
+        return NativeServer(settings, find)
     from shalekv.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415 - slow, and for this alone
 
     return GrpcioServer(settings, find)

@@ -30,6 +30,7 @@ from shalekv.settings.roles import (
 from shalekv.settings.server import (
     PORT_MAX,
     STREAM_MESSAGE_BYTES_MAX,
+    UNIX,
     ChildrenSettings,
     ElectionSettings,
     EndpointSettings,
@@ -41,6 +42,7 @@ from shalekv.settings.server import (
     SafekeeperServerSettings,
     ServerSettings,
     WatchSettings,
+    Wire,
 )
 from shalekv.settings.store import (
     CacheSettings,
@@ -57,6 +59,7 @@ __all__ = [
     "KIB",
     "MIB",
     "STREAM_MESSAGE_BYTES_MAX",
+    "UNIX",
     "AnyConfig",
     "ArchiveUrlSettings",
     "ArchivingSettings",
@@ -95,6 +98,7 @@ __all__ = [
     "WalChoice",
     "WalCodec",
     "WatchSettings",
+    "Wire",
     "WriterConfig",
     "WriterSettings",
 ]

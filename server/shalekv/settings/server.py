@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from shalekv.settings.model import GIB, KIB, MIB, Settings
 
 PORT_MAX = 65_535
+UNIX = "unix:"  # before the path of a socket
 
 STREAM_MESSAGE_BYTES_MAX = 3_670_016  # 3.5 MiB: ordinary gRPC clients refuse more than 4 MiB
 SESSION_BYTES_MAX = 8 * MIB  # more is of no use to one session
@@ -29,6 +30,13 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class Wire(StrEnum):
+    """The transport of gRPC calls."""
+
+    NATIVE = "native"
+    GRPCIO = "grpcio"
 
 
 class ProcessSettings(Settings):
@@ -51,9 +59,15 @@ class EndpointSettings(ProcessSettings):
 
     listen: str = Field(
         default="127.0.0.1:7654",
-        description="HOST:PORT to listen on; port 0 picks a free one. An address other than "
-        "loopback needs --insecure.",
+        description="HOST:PORT to listen on, or unix:PATH; port 0 picks a free one. An address "
+        "other than loopback needs --insecure.",
         json_schema_extra={"user": "operator: the address and port of this machine"},
+    )
+    wire: Wire = Field(
+        default=Wire.NATIVE,
+        description="The implementation of gRPC: the one of ShaleKV, or grpcio, which takes "
+        "several times as much CPU for a call and is the fallback.",
+        json_schema_extra={"user": "operator whose clients or proxies fail with the default"},
     )
     insecure: bool = Field(
         default=False,
@@ -97,14 +111,17 @@ class EndpointSettings(ProcessSettings):
         default=False,
         description="Serve grpc.channelz.v1.Channelz as well: the connections of this process, "
         "with the addresses of peers and counts of calls and messages, to every client that "
-        "reaches the port. It shows no keys, values or metadata.",
+        "reaches the port. It shows no keys, values or metadata. Needs --wire grpcio.",
         json_schema_extra={"user": "operator who examines connections; off for security"},
     )
 
     @model_validator(mode="after")
     def _listen_has_a_port(self) -> Self:
         host, _, port = self.listen.rpartition(":")
-        if not host or not port.isdigit() or int(port) > PORT_MAX:
+        if self.listen.startswith(UNIX):
+            if self.listen == UNIX:
+                raise ValueError("listen must be unix:PATH, and has no path")
+        elif not host or not port.isdigit() or int(port) > PORT_MAX:
             message = f"listen must be HOST:PORT with a port of 0 to 65535, not {self.listen!r}"
             raise ValueError(message)
         return self
@@ -126,8 +143,8 @@ class SafekeeperServerSettings(EndpointSettings):
 
     listen: str = Field(
         default="127.0.0.1:7655",
-        description="HOST:PORT to listen on; port 0 picks a free one. An address other than "
-        "loopback needs --insecure.",
+        description="HOST:PORT to listen on, or unix:PATH; port 0 picks a free one. An address "
+        "other than loopback needs --insecure.",
         json_schema_extra={"user": "operator: the address and port of this machine"},
     )
 

@@ -17,7 +17,7 @@ from shalekv.clock import LoopClock
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.service import KvService
-from shalekv.settings import LimitSettings, ServerSettings
+from shalekv.settings import LimitSettings, ServerSettings, Wire
 from shalekv.v1 import admin_pb2_grpc, kv_pb2_grpc
 from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv, MemoryWatches
 
@@ -53,6 +53,14 @@ class Serving(Generic[ServiceT]):
     admin: admin_pb2_grpc.AdminStub
 
 
+WIRE = Wire.NATIVE  # of servers whose test does not name one
+
+
+def server_settings(**settings: Any) -> ServerSettings:
+    """Settings of a server on a free port; `settings` are those that are not the defaults."""
+    return ServerSettings.model_validate({"listen": "127.0.0.1:0", "wire": WIRE} | settings)
+
+
 def runtime() -> Runtime:
     """The runtime of a test: real time, seeded randomness."""
     return Runtime(clock=LoopClock(), random=Random(1), workers=ThreadWorkers(1))
@@ -71,8 +79,7 @@ async def serving(
 async def serving_of(
     service: ServiceT, *, limits: LimitSettings | None = None, **settings: Any
 ) -> AsyncIterator[Serving[ServiceT]]:
-    server_settings = ServerSettings.model_validate({"listen": "127.0.0.1:0"} | settings)
-    server = Server(server_settings, runtime(), limits=limits)
+    server = Server(server_settings(**settings), runtime(), limits=limits)
     watches = MemoryWatches()
     await server.start(service, MemoryAdmin(), watches)
     try:

@@ -15,14 +15,14 @@ import pytest
 from shalekv.rpc.server import Server
 from shalekv.server.database import create_database
 from shalekv.server.writer import Writer
-from shalekv.settings import ServerSettings, StoreSettings
+from shalekv.settings import StoreSettings
 from shalekv.store.local import LocalStore
 from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from shalekv.write.group_commit import CommitQueue
 from tests.kit.in_process_cluster import running
 from tests.kit.processes.in_process import serve_settings
-from tests.kit.serving.rpc import runtime
+from tests.kit.serving.rpc import runtime, server_settings
 
 FRONT_FRAMES_MAX = 3
 FRAMES_MAX = 6
@@ -65,7 +65,7 @@ async def serving_files(folder: Path) -> AsyncIterator[kv_pb2_grpc.KVStub]:
     store = open_store(folder.as_uri(), runtime(), StoreSettings())
     await create_database(store, runtime(), StoreSettings())
     writer = await Writer.open(store, settings=serve_settings(), runtime=runtime())
-    server = Server(ServerSettings(listen="127.0.0.1:0"), runtime())
+    server = Server(server_settings(), runtime())
     async with running(writer):
         await server.start(writer.kv, writer.admin, writer.watches)
         async with grpc.aio.insecure_channel(server.listen) as channel:

@@ -17,13 +17,13 @@ from grpc_channelz.v1 import channelz_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
-from shalekv.errors import Fenced
+from shalekv.errors import Fenced, InvalidSetting
 from shalekv.rpc.grpcio_server import GRPC_LOGGER
 from shalekv.rpc.server import Server
-from shalekv.settings import LogLevel, ServerSettings
+from shalekv.settings import LogLevel
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.constants import set_constants
-from tests.kit.serving.rpc import failure, runtime, serving
+from tests.kit.serving.rpc import failure, runtime, server_settings, serving
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS = 0x0, 0x1, 0x3, 0x4
@@ -81,7 +81,7 @@ async def test_a_taken_port_is_refused() -> None:
     """A second server does not share the port of the first unnoticed."""
     async with serving() as it:
         with pytest.raises(OSError, match="in use") as refused:
-            Server(ServerSettings(listen=it.server.listen), runtime())
+            Server(server_settings(listen=it.server.listen), runtime())
     assert refused.value.errno == errno.EADDRINUSE
 
 
@@ -90,14 +90,14 @@ async def test_a_name_is_refused_of_which_one_address_is_taken() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         listen = f"localhost:{taken.getsockname()[1]}"
         with pytest.raises(OSError, match="in use") as refused:
-            Server(ServerSettings(listen=listen), runtime())
+            Server(server_settings(listen=listen), runtime())
     assert refused.value.errno == errno.EADDRINUSE
 
 
 async def test_an_address_of_another_machine_is_refused() -> None:
     """An address of another machine is refused with the error of the operating system."""
     with pytest.raises(OSError, match="assign") as refused:
-        Server(ServerSettings(listen="192.0.2.1:0"), runtime())
+        Server(server_settings(listen="192.0.2.1:0"), runtime())
     assert refused.value.errno == errno.EADDRNOTAVAIL
 
 
@@ -180,7 +180,7 @@ async def test_debug_services_are_absent_by_default() -> None:
     async with serving() as it:
         failed = await failure(it.raw.unary(f"{service}/GetServers", b""))
         assert failed.code is grpc.StatusCode.UNIMPLEMENTED
-    async with serving(debug_services=True) as it, serving():
+    async with serving(debug_services=True, wire="grpcio") as it, serving():
         reply = await it.raw.unary(f"{service}/GetServers", b"")
         assert len(channelz_pb2.GetServersResponse.FromString(reply).server) == 1
         unknown = channelz_pb2.GetSocketRequest(socket_id=2**62).SerializeToString()
@@ -190,7 +190,7 @@ async def test_debug_services_are_absent_by_default() -> None:
 
 async def test_debug_services_answer_while_standing_by() -> None:
     """Debug services answer whether the process serves a database or not."""
-    server = Server(ServerSettings(listen="127.0.0.1:0", debug_services=True), runtime())
+    server = Server(server_settings(debug_services=True, wire="grpcio"), runtime())
     await server.stand_by(Fenced("epoch 8 has taken over from 7", own_epoch=7, newer_epoch=8))
     async with grpc.aio.insecure_channel(server.listen) as channel:
         asked: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
@@ -203,7 +203,7 @@ async def test_debug_services_answer_while_standing_by() -> None:
 async def test_callers_that_have_gone_are_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """Errors of grpc about replies that came too late are not logged; its other errors are."""
     log = logging.getLogger(GRPC_LOGGER)
-    async with serving():
+    async with serving(wire="grpcio"):
         for error in (cygrpc.ExecuteBatchError('Failed "execute_batch": ...'), ValueError("bug")):
             log.error("raised in core", exc_info=error)
     assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error]
@@ -223,7 +223,7 @@ async def _some(reader: asyncio.StreamReader) -> bytes:
 
 async def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 connections that send nothing do not keep others from being served, and are closed."""
-    set_constants(monkeypatch, {"shalekv.rpc.listening:HANDSHAKE_TIMEOUT_MS": 500})
+    set_constants(monkeypatch, {"shalekv.rpc.native_server:HANDSHAKE_TIMEOUT_MS": 500})
     async with serving() as it:
         silent = [await _connect(it.server.listen) for _ in range(100)]
         read = kv_pb2.GetRequest(key=b"a")
@@ -270,3 +270,9 @@ async def test_metadata_over_the_limit_is_refused() -> None:
             assert it.service.calls == []
         for _ in range(20):
             await it.kv.Get(get, metadata=(("x-less", "x" * 15 * 1024),))
+
+
+async def test_debug_services_need_grpcio() -> None:
+    """A server of our own wire refuses the setting, instead of leaving the services out."""
+    with pytest.raises(InvalidSetting, match="--wire grpcio"):
+        Server(server_settings(debug_services=True, wire="native"), runtime())

@@ -12,10 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shalekv.errors import Fenced, StandingBy, Stopping
 from shalekv.rpc.server import Server
-from shalekv.settings import ServerSettings
 from shalekv.v1 import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
 from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv, MemoryWatches
-from tests.kit.serving.rpc import Serving, failure, runtime, serving
+from tests.kit.serving.rpc import Serving, failure, runtime, server_settings, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -25,7 +24,7 @@ STANDING = StandingBy("there:7654 is elected", writer_address="there:7654")
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     """A standby server."""
-    made = Server(ServerSettings(listen="127.0.0.1:0"), runtime())
+    made = Server(server_settings(), runtime())
     await made.stand_by(STANDING)
     yield made
     await made.stop()

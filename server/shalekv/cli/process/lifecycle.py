@@ -41,10 +41,12 @@ from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
 from shalekv.server.status import ProcessReport
 from shalekv.settings import (
+    UNIX,
     EndpointSettings,
     LogFormat,
     ReaderConfig,
     SafekeeperConfig,
+    Wire,
     WriterConfig,
 )
 from shalekv.settings.budget import with_memory_shares
@@ -296,7 +298,10 @@ def run_server(
     log = structlog.get_logger(__name__)
 
     def announce(listen: str) -> None:
-        log.info("serving", listen=listen, url=settings.database.url)
+        wire = settings.server.wire
+        log.info("serving", listen=listen, url=settings.database.url, wire=wire.value)
+        if wire is not Wire.NATIVE:
+            log.warning("calls go over the fallback", wire=wire.value, default=Wire.NATIVE.value)
         if settings.server.log_format is LogFormat.CONSOLE:
             greet(listen)
 
@@ -320,7 +325,7 @@ def run_server(
 def refuse_exposure(settings: EndpointSettings) -> None:
     """Raise `InvalidSetting` when the port is open to the network without `insecure`."""
     host = settings.listen.rpartition(":")[0].strip("[]")
-    if settings.insecure or _is_loopback(host):
+    if settings.insecure or settings.listen.startswith(UNIX) or _is_loopback(host):
         return
     raise InvalidSetting(
         f"--listen {settings.listen} is open to the network, and connections are neither "
