@@ -312,4 +312,6 @@ def _record(found: Status, output_format: Format) -> Record:
     if output_format is Format.RAW:  # omit a line for each bucket of each method
         for call in record["calls"]:
             del call["histogram_us"]
+        if not found.processes:
+            del record["processes"]
     return record
