@@ -146,7 +146,7 @@ class Stage:
         self, target: Target, load: Load, *, seconds: float | None = None, count: int = 0
     ) -> dict[str, float]:
         """Return the figures of a load, with the processor time of both sides for a call."""
-        seconds = seconds if seconds is not None else self.sized(1.5, 0.1)
+        seconds = seconds if seconds is not None else self.sized(1.25, 0.1)
         argv = load.argv(target.address)
         argv += ["-count", str(count)] if count else ["-seconds", str(seconds)]
         before = await asyncio.to_thread(cpu_s, target.pids())

@@ -54,7 +54,7 @@ def counted(outcome: Outcome) -> bool:
         case "late-store":
             assert samples["requests"] == [1]
         case "levels":
-            assert max(samples["requests"]) <= 1
+            assert max(samples["requests"]) <= 1.05  # a filter in 100 errs
         case "open":
             assert max(samples["requests"]) <= 20
     return True

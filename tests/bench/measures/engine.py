@@ -15,10 +15,10 @@ OPERATIONS = ("memory put", "batch put", "get", "scan")
 
 async def engine(stage: Stage, found: Found) -> None:
     """Both work in a process of their own, on memory; the processor time of all threads counts."""
-    entries = stage.sized(50_000, 2_000)
+    entries = stage.sized(30_000, 2_000)
     for _ in range(stage.sized(3, 1)):
         own = await stage.program("engine", str(entries))
-        peer = await _slatedb(stage, entries)
+        peer = await _slatedb(stage, "memory", entries)
         for operation in OPERATIONS:
             found.add(operation, peer[operation]["CPU us"] / own[operation]["CPU us"])
         for side, figures in ((OURS, own), (SLATEDB, peer)):
@@ -27,26 +27,26 @@ async def engine(stage: Stage, found: Found) -> None:
             found.side(side, cpu)
 
 
-async def _slatedb(stage: Stage, entries: int) -> dict[str, dict[str, float]]:
+async def _slatedb(stage: Stage, place: str, entries: int) -> dict[str, dict[str, float]]:
     paths = f"{ROOT}:{obtained('slatedb') / SITE}"
     folder = str(stage.new_folder("slatedb"))
     told: dict[str, dict[str, float]] = await stage.program(
-        "slatedb_engine", folder, str(entries), env={"PYTHONPATH": paths}
+        "slatedb_engine", place, folder, str(entries), env={"PYTHONPATH": paths}
     )
     return told
 
 
 async def levels(stage: Stage, found: Found) -> None:
     """Gets of keys that are in SSTs, of 16 callers in the process of the reader."""
-    rows, gets = stage.sized((400_000, 4_000), (5_000, 100))
-    for _ in range(stage.sized(3, 1)):
+    rows, gets = stage.sized((200_000, 4_000), (5_000, 100))
+    for _ in range(stage.sized(2, 1)):
         folder, disk = stage.new_folder("levels"), str(stage.new_folder("disk"))
         local = await stage.program("levels", f"file://{folder}/db", str(rows), str(gets), disk)
         with versitygw() as server:
             server.create_bucket(BUCKET)
-            argv = (f"s3://{BUCKET}/levels", str(rows), str(gets // 4), disk, server.endpoint)
+            argv = (f"s3://{BUCKET}/levels", str(rows), str(gets // 10), disk, server.endpoint)
             far = await stage.program("levels", *argv, env=server.environment)
-        peer = await _slatedb(stage, stage.sized(50_000, 2_000))
+        peer = await _slatedb(stage, "levels", stage.sized(30_000, 2_000))
         for key, told in (
             ("cached", local["cached"]),
             ("file", local["not cached"]),
@@ -73,7 +73,7 @@ async def compaction(stage: Stage, found: Found) -> None:
 async def opening(stage: Stage, found: Found) -> None:
     """A writer opens a database of 10,000 SSTs on a folder."""
     count = stage.sized(10_000, 100)
-    for _ in range(stage.sized(5, 1)):
+    for _ in range(stage.sized(3, 1)):
         folder = stage.new_folder("wide")
         await stage.program("wide_database", str(folder), str(count))
         server = await stage.serve(f"file://{folder}", *ALONE)
@@ -119,7 +119,7 @@ LEVELS = Measure(
         Goal("disk", "CPU of a get from S3, block in the cache on disk", unit=" us"),
         Goal("cached_peer", "cached gets per CPU second, SlateDB's binding = 1", at_least=5),
         Goal("file_peer", "gets from files per CPU second, SlateDB's binding = 1"),
-        Goal("requests", "data GETs for a cold get", at_most=1),
+        Goal("requests", "data GETs for a cold get, a filter in 100 errs", at_most=1.02),
         Goal("missing", "data GETs for a key that is not there", at_most=0.01),
     ),
     levels,

@@ -1,6 +1,6 @@
 """Measurement of SlateDB's Python binding, in a process of its own: prints JSON.
 
-    slatedb_engine.py FOLDER ENTRIES
+    slatedb_engine.py memory|levels FOLDER ENTRIES
 
 Entries are 16 bytes of key and 100 bytes of value. The site of the package is on PYTHONPATH.
 """
@@ -24,11 +24,16 @@ BATCH = 1_000
 CALLERS = 16
 
 
-async def measure(folder: str, entries: int) -> dict[str, dict[str, float]]:
-    """Return the cost of each kind of operation."""
-    found: dict[str, dict[str, float]] = {}
+async def measure(place: str, folder: str, entries: int) -> dict[str, dict[str, float]]:
+    """Return the cost of each kind of operation in memory, or of gets from SSTs in the folder."""
     keys = [Random(number).randbytes(16) for number in range(entries)]
     wanted = Random(2).sample(keys, entries // 5)
+    return await (_memory(keys, wanted) if place == "memory" else _levels(folder, keys, wanted))
+
+
+async def _memory(keys: list[bytes], wanted: list[bytes]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    entries = len(keys)
     db = await _opened("memory:///", "memory")
     for key in keys[: entries // 10]:
         await db.put(key, VALUE)
@@ -49,14 +54,14 @@ async def measure(folder: str, entries: int) -> dict[str, dict[str, float]]:
     assert rows == entries, rows
     found["scan"] = meter.figures
     await db.shutdown()
-    await _levels(folder.lstrip("/"), keys, wanted, found)
     return found
 
 
 async def _levels(
-    path: str, keys: list[bytes], wanted: list[bytes], found: dict[str, dict[str, float]]
-) -> None:
+    folder: str, keys: list[bytes], wanted: list[bytes]
+) -> dict[str, dict[str, float]]:
     """Gets of what is in SSTs: from the cache of blocks, and without one from files."""
+    found, path = {}, folder.lstrip("/")
     db = await _opened("file:///", path)
     for begin in range(0, len(keys), BATCH):
         batch = slatedb.WriteBatch()
@@ -72,6 +77,7 @@ async def _levels(
     db = await _opened("file:///", path, caches=False)
     found["file get"] = await _gets(db, wanted[: len(wanted) // 4])
     await db.shutdown()
+    return found
 
 
 async def _opened(url: str, name: str, *, caches: bool = True) -> Any:
@@ -109,4 +115,4 @@ async def _scanned(db: Any) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(uvloop.run(measure(sys.argv[1], int(sys.argv[2])))))
+    print(json.dumps(uvloop.run(measure(sys.argv[1], sys.argv[2], int(sys.argv[3])))))
