@@ -18,7 +18,7 @@ from shalekv.read.engine import ReadEngine
 from shalekv.read.scan import scan_slices
 from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import OpenView, ReadView
-from shalekv.server.replies import EncodedHeaders, MakeReply
+from shalekv.server.replies import EncodedHeaders, MakeReply, made_in_slices
 from shalekv.server.service import Call, MakeHeader
 from shalekv.v1 import kv_pb2
 
@@ -117,7 +117,8 @@ class SnapshotReads:
             except ObjectNotFound as missing:
                 raise await self._views.explain(missing, request_header.snapshot_id) from missing
         header = self._encoded.encode(view.seq, view.wal_id, 0)  # as `header`
-        return make_reply(header, [*map(known.get, keys)], lambda: opened.now_ms)
+        entries = [*map(known.get, keys)]
+        return await made_in_slices(make_reply, header, entries, lambda: opened.now_ms)
 
     async def slices(
         self, snapshot_id: bytes, opened: OpenView, keys: KeyRange, *, reverse: bool

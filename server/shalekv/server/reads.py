@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -13,7 +14,14 @@ from shalekv.read.version import PinnedVersion
 from shalekv.runtime import Runtime
 from shalekv.server import requests
 from shalekv.server.freshness import Freshness, Lookup, SnapshotReads
-from shalekv.server.replies import EncodedHeaders, MakeReply, batch_get_reply, get_reply
+from shalekv.server.replies import (
+    RESULTS_AT_ONCE,
+    EncodedHeaders,
+    MakeReply,
+    batch_get_reply,
+    get_reply,
+    made_in_slices,
+)
 from shalekv.server.requests import COMMITTED, LINEARIZABLE, UNCOMMITTED, AnswerT, check_deadline
 from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call, MakeHeader
@@ -90,7 +98,7 @@ class Reads:
         header = request.header
         self._check(header, call)
         requests.check_keys(request, self._limits)
-        return self._read_keys(header, call, request.keys, batch_get_reply)
+        return self._read_keys(header, call, [*request.keys], batch_get_reply)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""
@@ -205,15 +213,15 @@ class Reads:
         header = self._headers.encode(seq, wal_id, staleness_ms)
         engine = self._engine
         pinned = engine.pinned
-        if pinned.version.is_empty:
-            return make_reply(header, [*map(in_memory, keys)], engine.time.now_ms)
         known = {key: in_memory(key) for key in keys}
-        unread = [key for key, entry in known.items() if entry is None]
-        if len(unread) <= LOOKUPS_AT_ONCE:
-            unread = pinned.add_found_now(unread, known)
-        if not unread:
-            return make_reply(header, [*map(known.get, keys)], engine.time.now_ms)
-        return self._read_levels(read, header, pinned, unread, known, retry)
+        unread: list[bytes] = []
+        if not pinned.version.is_empty:
+            unread = [key for key, entry in known.items() if entry is None]
+            if len(unread) <= LOOKUPS_AT_ONCE:
+                unread = pinned.add_found_now(unread, known)
+        if unread or len(keys) > RESULTS_AT_ONCE:
+            return self._read_levels(read, header, pinned, unread, known, retry)
+        return make_reply(header, [*map(known.get, keys)], engine.time.now_ms)
 
     async def _read_levels(
         self,
@@ -226,10 +234,28 @@ class Reads:
     ) -> bytes:
         """Look the keys that are `unread` up in the levels, and make the reply."""
         try:
-            known.update(await self._in_time(pinned.find_many(unread), read.call))
+            await self._in_time(_add_found(pinned, unread, known), read.call)
         except ObjectNotFound as gone:
             reason = await self._engine.explain(gone, pinned)
             if retry is None or not isinstance(reason, SnapshotNotFound):
                 raise reason from gone
             return await retry()
-        return read.make_reply(header, [*map(known.get, read.keys)], self._engine.time.now_ms)
+        entries, now_ms = [*map(known.get, read.keys)], self._engine.time.now_ms
+        return await made_in_slices(read.make_reply, header, entries, now_ms)
+
+
+async def _add_found(
+    pinned: PinnedVersion, keys: Sequence[bytes], known: dict[bytes, Entry | None]
+) -> None:
+    """Add to `known` what the levels have of the keys: first what is at hand, then the rest."""
+    if len(keys) == 1:
+        known[keys[0]] = await pinned.find(keys[0])
+        return
+    if len(keys) > LOOKUPS_AT_ONCE:
+        left = []
+        for first in range(0, len(keys), LOOKUPS_AT_ONCE):
+            left += pinned.add_found_now(keys[first : first + LOOKUPS_AT_ONCE], known)
+            await asyncio.sleep(0)
+        keys = left
+    if keys:
+        known.update(await pinned.find_many(keys))

@@ -7,6 +7,7 @@ found is encoded behind it. The bytes are those that protobuf makes of the whole
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ from shalekv.settings import STREAM_MESSAGE_BYTES_MAX
 from shalekv.v1 import kv_pb2
 
 NOT_FOUND_BYTES = 2  # size of an empty result in a reply
+RESULTS_AT_ONCE = 1_000  # encoded before other tasks may run: about two milliseconds
 # Makes a reply from its header and the newest entry of each key, which has no value if it
 # was deleted, or has expired at the logical time, in ms, that the last argument returns.
 MakeReply: TypeAlias = Callable[[bytes, Sequence[Entry | None], Callable[[], int]], bytes]
@@ -81,23 +83,59 @@ def batch_get_reply(
     header: bytes, entries: Sequence[Entry | None], now_ms: Callable[[], int]
 ) -> bytes:
     """Return a BatchGetReply with the value of each entry that has one. Raises `ReplyTooLarge`."""
-    time_ms = now_ms()
-    parts = [header]
-    reply_bytes = 0
-    for entry in entries:
-        if entry is None or not entry.is_visible(time_ms):
-            parts.append(_NO_RESULT)
-            reply_bytes += NOT_FOUND_BYTES
-            continue
-        _, seq, _, value, expire_at_ms = entry
-        reply_bytes += RESULT_FRAME_BYTES + len(value)
-        if reply_bytes > STREAM_MESSAGE_BYTES_MAX:
-            message = (
-                f"the results for these {len(entries)} keys pass the "
-                f"{STREAM_MESSAGE_BYTES_MAX} bytes of one reply: ask for fewer keys at once"
-            )
-            raise ReplyTooLarge(message)
-        found = kv_pb2.BatchGetResult(found=True, value=value, seq=seq, expire_at_ms=expire_at_ms)
-        result = found.SerializeToString()
-        parts += (_RESULT_TAG, varint(len(result)), result)
-    return b"".join(parts)
+    reply = _BatchGetReply(header, len(entries), now_ms())
+    reply.add(entries)
+    return reply.encoded()
+
+
+async def made_in_slices(
+    make_reply: MakeReply,
+    header: bytes,
+    entries: Sequence[Entry | None],
+    now_ms: Callable[[], int],
+) -> bytes:
+    """Return what `make_reply` returns; other tasks run after each `RESULTS_AT_ONCE`."""
+    if len(entries) <= RESULTS_AT_ONCE:
+        return make_reply(header, entries, now_ms)
+    reply = _BatchGetReply(header, len(entries), now_ms())
+    for first in range(0, len(entries), RESULTS_AT_ONCE):
+        await asyncio.sleep(0)
+        reply.add(entries[first : first + RESULTS_AT_ONCE])
+    return reply.encoded()
+
+
+class _BatchGetReply:
+    """A reply to which results are added in their order."""
+
+    def __init__(self, header: bytes, count: int, now_ms: int) -> None:
+        """It will have `count` results, as of the logical time `now_ms`."""
+        self._parts = [header]
+        self._count = count
+        self._now_ms = now_ms
+        self._size_bytes = 0
+
+    def add(self, entries: Sequence[Entry | None]) -> None:
+        """Add a result for each entry. Raises `ReplyTooLarge`."""
+        parts, now_ms, size_bytes = self._parts, self._now_ms, self._size_bytes
+        for entry in entries:
+            if entry is None or not entry.is_visible(now_ms):
+                parts.append(_NO_RESULT)
+                size_bytes += NOT_FOUND_BYTES
+                continue
+            _, seq, _, value, expire_at_ms = entry
+            size_bytes += RESULT_FRAME_BYTES + len(value)
+            if size_bytes > STREAM_MESSAGE_BYTES_MAX:
+                message = (
+                    f"the results for these {self._count} keys pass the "
+                    f"{STREAM_MESSAGE_BYTES_MAX} bytes of one reply: ask for fewer keys at once"
+                )
+                raise ReplyTooLarge(message)
+            result = kv_pb2.BatchGetResult(
+                found=True, value=value, seq=seq, expire_at_ms=expire_at_ms
+            ).SerializeToString()
+            parts += (_RESULT_TAG, varint(len(result)), result)
+        self._size_bytes = size_bytes
+
+    def encoded(self) -> bytes:
+        """Return the whole reply."""
+        return b"".join(self._parts)

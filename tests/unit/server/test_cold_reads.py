@@ -171,6 +171,26 @@ async def test_what_is_cached_is_read_at_once(
     assert [reply.found for reply in first] == [True] * 50 + [False] * 50
 
 
+@EACH_ROLE
+async def test_large_batches_are_read_in_slices(
+    database: ColdDatabase, folder: Path, role: str
+) -> None:
+    """Thousands of keys are read as they are one by one, whatever is cached, and more than once; a
+    slice of them at a time.
+    """
+    random = random_of("large")
+    numbers = [random.randrange(database.keys) for _ in range(2_500)]
+    keys = [key_of(number) for number in numbers]
+    request = kv_pb2.BatchGetRequest(keys=[*keys, *keys[:500]])
+    async with process(role, folder, cache_bytes=64 * MIB) as (opened, _):
+        for _ in range(2):
+            answer = opened.kv.batch_get(request, CALL)
+            assert not isinstance(answer, bytes)
+            reply = await answered(kv_pb2.BatchGetReply, answer)
+            newest = [database.newest_seq(number) for number in [*numbers, *numbers[:500]]]
+            assert [result.seq for result in reply.results] == newest
+
+
 class CountedWorkers:
     """Workers that are threads, and a count of what they were given."""
 

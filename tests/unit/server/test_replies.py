@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from shalekv.errors import ReplyTooLarge
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.engine import ReadEngine
-from shalekv.server.replies import EncodedHeaders, batch_get_reply, get_reply
+from shalekv.server.replies import EncodedHeaders, batch_get_reply, get_reply, made_in_slices
 from shalekv.settings import MIB
 from shalekv.v1 import kv_pb2
 
@@ -82,6 +83,30 @@ def test_replies_are_those_of_protobuf(
         results = [kv_pb2.BatchGetResult(**fields(entry)) for entry in entries]
         many = kv_pb2.BatchGetReply(header=header, results=results)
         assert batch_get_reply(encoded, entries, now) == many.SerializeToString()
+
+
+async def test_a_large_reply_is_the_same() -> None:
+    """However many results it has, and whatever their number is, it lets others run in between."""
+    entry = Entry(b"k", 300, Kind.PUT, b"value", 0)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(others())
+        for count in (1, 2_999, 3_000, 3_001):
+            entries = [entry if number % 3 else None for number in range(count)]
+            reply = await made_in_slices(batch_get_reply, b"header", entries, now)
+            assert reply == batch_get_reply(b"header", entries, now)
+        running.cancel()
+    assert turns >= 3 + 3 + 4
+    large = [entry._replace(value=bytes(1_000))] * 5_000
+    with pytest.raises(ReplyTooLarge, match="these 5000 keys"):
+        await made_in_slices(batch_get_reply, b"", large, now)
 
 
 def test_a_header_is_made_once_for_a_state() -> None:
