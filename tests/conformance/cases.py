@@ -33,6 +33,15 @@ class Topic:
     destroys: bool  # deletes keys outside of the prefix of the case
     cases: tuple[Case, ...]
 
+    @property
+    def groups(self) -> dict[str, dict[str, Any]]:
+        """The settings as arguments of a server in this process: by group and name."""
+        groups: dict[str, dict[str, Any]] = {}
+        for key, value in self.settings.items():
+            group, _, name = key.partition(".")
+            groups.setdefault(group, {})[name] = value
+        return groups
+
 
 def topics(folder: Path = FOLDER) -> list[Topic]:
     """All files of a folder, in the order of their names."""

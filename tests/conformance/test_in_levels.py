@@ -1,9 +1,12 @@
-"""The cases in this process, by a writer whose memory is compacted away before each step."""
+"""The cases in this process, by a writer whose memory is compacted away before each step.
+
+They are played over grpcio, as those of `test_over_grpcio`; `test_conformance` plays all of them
+over our own wire.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -28,10 +31,9 @@ TOPICS = [each for each in topics() if not each.settings or each.name in WITH_SE
 @asynccontextmanager
 async def in_levels(topic: Topic) -> AsyncIterator[tuple[str, Any]]:
     """The address of a writer with the settings of the topic, and what compacts its memory."""
-    groups: dict[str, dict[str, Any]] = defaultdict(dict, writer=dict(NEVER_POLLED))
-    for key, value in topic.settings.items():
-        group, _, name = key.partition(".")
-        groups[group][name] = value
+    groups = topic.groups
+    groups["writer"] = {**NEVER_POLLED, **groups.get("writer", {})}
+    groups["server"] = {"wire": "grpcio"}
     store = memory_store()
     async with serving(store, **groups) as served:
         engine = served.writer.engine
