@@ -297,9 +297,10 @@ class Adapter:
     def begin(self, running: _InProgress, *, delays_idle: bool = True) -> None:
         """Note that a call is in progress."""
         self._in_progress.add(running)
-        self._idle_delays += delays_idle
-        if self._idle_delays:
-            self._idle.clear()
+        if delays_idle:
+            if not self._idle_delays:
+                self._idle.clear()
+            self._idle_delays += 1
 
     def ended(self, running: _InProgress, *, delays_idle: bool = True) -> None:
         """Note that the call of `begin` is not in progress any more."""
@@ -417,12 +418,15 @@ class _WaitingCall:
         call, adapter = self._call, self._adapter
         call.on_cancel = None
         adapter.ended(self)
-        error = self._error_of(future)
-        if error is None:
-            try:
+        outcome = future.outcome if isinstance(future, PendingReply) else None
+        error: BaseException | None = None
+        try:
+            if type(outcome) is bytes:
+                call.reply(outcome)
+            elif (error := self._error_of(future)) is None:
                 call.reply(_serialized(future.result()))
-            except Exception as bug:  # noqa: BLE001 - as that of any call
-                error = bug
+        except Exception as bug:  # noqa: BLE001 - as that of any call
+            error = bug
         duration_ns = adapter.counts.now_ns() - self._began_ns
         self._count.add(duration_ns, has_failed=error is not None)
         if error is not None and not (self._is_left and future.cancelled()):

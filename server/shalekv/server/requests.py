@@ -103,10 +103,17 @@ def check_keys(request: kv_pb2.BatchGetRequest, limits: LimitSettings) -> None:
 
 
 def put_change(
-    request: kv_pb2.PutRequest, limits: LimitSettings, now_ms: Callable[[], int]
+    message: kv_pb2.PutRequest | kv_pb2.PutChange,
+    limits: LimitSettings,
+    now_ms: Callable[[], int],
+    fields: PutFields = PUT_FIELDS,
 ) -> Change:
     """Convert a put without a precondition; its ttl begins at the logical time `now_ms`."""
-    return _change_of_put(request, PUT_FIELDS, limits, now_ms)
+    key, value, ttl_ms = message.key, message.value, message.ttl_ms
+    is_sound = 0 < len(key) <= KEY_BYTES_MAX and len(value) <= limits.value_bytes_max
+    if ttl_ms or not is_sound:
+        check_put(message, fields, limits)
+    return _new(Change, (key, _PUT, value, now_ms() + ttl_ms if ttl_ms else NO_EXPIRY))
 
 
 def delete_change(request: kv_pb2.DeleteRequest) -> Change:
@@ -178,7 +185,7 @@ def _change(
 ) -> Change:
     try:  # field paths are built for errors only: a batch may have thousands of changes
         if message.HasField("put"):
-            return _change_of_put(message.put, PUT_CHANGE_FIELDS, limits, now_ms)
+            return put_change(message.put, limits, now_ms, PUT_CHANGE_FIELDS)
         return Change(check_key(message.delete.key, "delete.key"), Kind.TOMBSTONE)
     except InvalidRequest as error:
         raise within(f"changes[{at}]", error) from None
@@ -325,19 +332,6 @@ def check_bytes(size_bytes: int, field: str, limits: LimitSettings) -> None:
 def within(path: str, error: InvalidRequest) -> InvalidRequest:
     """Return the same error with its field below `path`."""
     return InvalidRequest(f"{path}.{error.field}".rstrip("."), error.problem)
-
-
-def _change_of_put(
-    message: kv_pb2.PutRequest | kv_pb2.PutChange,
-    fields: PutFields,
-    limits: LimitSettings,
-    now_ms: Callable[[], int],
-) -> Change:
-    key, value, ttl_ms = message.key, message.value, message.ttl_ms
-    is_sound = 0 < len(key) <= KEY_BYTES_MAX and len(value) <= limits.value_bytes_max
-    if ttl_ms or not is_sound:
-        check_put(message, fields, limits)
-    return _new(Change, (key, _PUT, value, now_ms() + ttl_ms if ttl_ms else NO_EXPIRY))
 
 
 @dataclass(frozen=True, slots=True)

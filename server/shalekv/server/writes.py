@@ -107,7 +107,7 @@ class _WriteReply(PendingReply[ReplyT]):
         if not self._waiting.end(self):
             return
         if isinstance(outcome, Receipt):
-            self.set_result(self._encoder.encode(self.builder, self.durability, outcome))
+            self._complete(self._encoder.encode(self.builder, self.durability, outcome))
         else:
             fail(self, outcome)
 
@@ -218,7 +218,7 @@ class Writes:
             raise
         if durability != self._durable or pending is not None or call.deadline_ms is not None:
             return self._reply_of(reply, commit, pending)
-        self._pending_replies.begin(reply)
+        self._pending_replies.add(reply)
         return reply
 
     async def commit_later(

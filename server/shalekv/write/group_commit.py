@@ -203,7 +203,7 @@ class LogStats:
         """Count a group that has landed."""
         self.objects += group.wal_id != self.last_wal_id
         self.last_wal_id = group.wal_id
-        self.commits += len([commit for commit in group.commits if commit.writes])
+        self.commits += len([each for each in group.commits if each.entries or each.writes])
 
 
 class GroupCommit:
@@ -296,7 +296,7 @@ class GroupCommit:
         before_bytes = queue.size_bytes
         queue.append(commit)
         self.pending_writes.add(commit)
-        if not commit.writes:
+        if not commit.entries and not commit.writes:
             self._settle_read_only()
         if not before_bytes or before_bytes < self._state.policy.flush_bytes <= queue.size_bytes:
             self._wake.set()  # it was empty, or is to be flushed now
@@ -479,7 +479,7 @@ class GroupCommit:
         view_seq = group.commits[0].seq  # the first commit writes, else it was settled already
         for commit in group.commits:
             self.pending_writes.remove(commit)
-            if commit.writes:
+            if commit.entries or commit.writes:
                 view_seq = commit.seq
             # A commit that writes nothing was decided by the commits before it alone.
             commit.succeed(seq=view_seq, wal_id=group.wal_id)

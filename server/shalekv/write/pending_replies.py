@@ -24,34 +24,34 @@ MessageT = TypeVar("MessageT")
 class PendingReply(Generic[MessageT]):
     """The serialized reply to one call, as a light future that the log completes.
 
-    A transport adds a callback, and takes the bytes of the reply in it: that needs no task, and no
-    turn of the loop. `await` parses them, for callers in this process. Only the call that waits may
+    A transport adds a callback, and takes the `outcome` in it: that needs no task, and no turn of
+    the loop. `await` parses them, for callers in this process. Only the call that waits may
     cancel it, which affects neither other calls nor the commit.
     """
 
-    __slots__ = ("_callbacks", "_outcome", "_parse")
+    __slots__ = ("_callbacks", "_parse", "outcome")
 
     def __init__(self, parse: Callable[[bytes], MessageT]) -> None:
         """Begin without an outcome; `parse` makes the message of a serialized reply."""
         self._parse = parse
-        self._outcome: bytes | BaseException | None = None
+        self.outcome: bytes | BaseException | None = None  # once it is there: reply or error
         self._callbacks: list[Callable[[Any], object]] | None = []  # None: they were called
 
     def done(self) -> bool:
         """Return whether there is a reply, an error or a cancellation."""
-        return self._outcome is not None
+        return self.outcome is not None
 
     def cancelled(self) -> bool:
         """Return whether the call has given up."""
-        return isinstance(self._outcome, asyncio.CancelledError)
+        return isinstance(self.outcome, asyncio.CancelledError)
 
     def exception(self) -> BaseException | None:
         """Return the error of the call; None: there is a reply. REQUIRES: it is done."""
-        return self._outcome if isinstance(self._outcome, BaseException) else None
+        return self.outcome if isinstance(self.outcome, BaseException) else None
 
     def result(self) -> bytes:
         """Return the serialized reply, or raise the error of the call. REQUIRES: it is done."""
-        outcome = self._outcome
+        outcome = self.outcome
         if type(outcome) is bytes:
             return outcome
         assert isinstance(outcome, BaseException)
@@ -83,9 +83,9 @@ class PendingReply(Generic[MessageT]):
         self._complete(error)
 
     def _complete(self, outcome: bytes | BaseException) -> bool:
-        if self._outcome is not None:
+        if self.outcome is not None:
             return False
-        self._outcome = outcome
+        self.outcome = outcome
         callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
             try:
@@ -149,6 +149,10 @@ class PendingReplies:
             due = self._due[tick] = {}
             loop.call_at(tick * TICK_MS / 1_000, self._expire, tick)
         due[future] = None
+
+    def add(self, reply: PendingReply[Any]) -> None:
+        """Let a call without a deadline wait for `reply`, which is not done."""
+        self._waiting[reply] = None
 
     def end(self, future: Waiting) -> bool:
         """End the wait of a call. Returns whether `future` is still open, to be completed now."""
