@@ -29,7 +29,46 @@ CONNECTION_AGE_GRACE_MS = 30_000
 # A client that pings more often while it sends no data is disconnected. Clients of gRPC ping every
 # 30 seconds or less often.
 PING_INTERVAL_MIN_MS = 20_000
+# A socket pair over which connections are handed to another process, and the message of each.
+DOOR = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+CONNECTION = b"c"
 BACKLOG = 4_096  # connections that wait to be accepted; the operating system has a limit of its own
+
+
+class Door:
+    """Connections that the parent of this process accepts, and hands over one by one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """`sock` is one end of a socket pair of the kind `DOOR`."""
+        sock.settimeout(0)
+        self._socket = sock
+        self._server: WireServer | None = None
+
+    @property
+    def connection_count(self) -> int:
+        """The connections that are open."""
+        return 0 if self._server is None else len(self._server.connections)
+
+    def open(self, server: WireServer) -> None:
+        """Give the connections to `server`, from now on."""
+        self._server = server
+        server.loop.add_reader(self._socket, self._take, server)
+
+    def close(self) -> None:
+        """Take no more connections. Idempotent."""
+        if self._server is not None and self._socket.fileno() >= 0:
+            self._server.loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def _take(self, server: WireServer) -> None:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._socket, len(CONNECTION), 1)
+        except BlockingIOError:
+            return
+        for descriptor in descriptors:
+            server.adopt(socket.socket(fileno=descriptor))
+        if not message:  # the parent has ended
+            self.close()
 
 
 class NativeServer:
@@ -37,8 +76,8 @@ class NativeServer:
 
     services: Sequence[str] = ()  # it has none of its own
 
-    def __init__(self, settings: EndpointSettings, find: Find) -> None:
-        """Bind the address. `find` returns the methods.
+    def __init__(self, settings: EndpointSettings, find: Find, door: Door | None = None) -> None:
+        """Bind the address, unless connections come through a door. `find` returns the methods.
 
         Raises:
             InvalidSetting: it has no debug services.
@@ -46,7 +85,8 @@ class NativeServer:
         """
         if settings.debug_services:
             raise InvalidSetting("--debug-services needs --wire grpcio, which channelz is part of")
-        self._sockets = bind(settings.listen)
+        self._sockets = bind(settings.listen) if door is None else []
+        self._door = door
         self.listen = address_of(settings.listen, self._sockets)
         self._server = WireServer(find, server_options(settings))
 
@@ -54,13 +94,18 @@ class NativeServer:
         """Serve from now on."""
         for each in self._sockets:
             await self._server.serve(each)
+        if self._door is not None:
+            self._door.open(self._server)
 
     async def stop(self, grace_s: float) -> None:
         """Close the port; cancel the calls that are in progress after `grace_s`."""
+        if self._door is not None:
+            self._door.close()
         await self._server.stop(grace_s)
         for each in self._sockets:  # if it never served
             each.close()
-        release(self.listen)
+        if self._door is None:
+            release(self.listen)
 
 
 def server_options(settings: EndpointSettings) -> ServerOptions:
@@ -101,8 +146,8 @@ def bind(listen: str) -> list[socket.socket]:
 
 
 def address_of(listen: str, sockets: list[socket.socket]) -> str:
-    """Return `listen` with the port that was bound."""
-    if listen.startswith(UNIX):
+    """Return `listen` with the port that was bound, if one was."""
+    if listen.startswith(UNIX) or not sockets:
         return listen
     return f"{listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
 

@@ -17,7 +17,7 @@ One of two transports carries the calls; what answers them is the same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -34,7 +34,7 @@ from shalekv.rpc.methods import (
     kv_methods,
     safekeeper_methods,
 )
-from shalekv.rpc.native_server import NativeServer
+from shalekv.rpc.native_server import Door, NativeServer
 from shalekv.rpc.standard_services import (
     HEALTH_SERVICE,
     WHOLE_SERVER,
@@ -45,6 +45,7 @@ from shalekv.runtime import Runtime
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
 from shalekv.settings import EndpointSettings, LimitSettings, LogLevel, Wire
+from shalekv.v1.admin_pb2 import CallStatus
 from shalekv.wording import READ, WRITE
 
 if TYPE_CHECKING:
@@ -93,9 +94,14 @@ class Server:
     """One listening address and the services behind it."""
 
     def __init__(
-        self, settings: EndpointSettings, runtime: Runtime, *, limits: LimitSettings | None = None
+        self,
+        settings: EndpointSettings,
+        runtime: Runtime,
+        *,
+        limits: LimitSettings | None = None,
+        door: Door | None = None,
     ) -> None:
-        """Bind the address; needs a running loop.
+        """Bind the address, unless connections come through a door; needs a running loop.
 
         Raises:
             OSError: the address cannot be bound; EADDRINUSE when another process has it.
@@ -111,7 +117,7 @@ class Server:
         self._health = HealthService()
         self._logs_calls = settings.log_level is LogLevel.DEBUG
         self._is_started = self._is_refusing = False
-        self._transport = _transport(settings, self._find)
+        self._transport = _transport(settings, self._find, door)
 
     @property
     def listen(self) -> str:
@@ -169,6 +175,10 @@ class Server:
         before.refuse(error)
         before.cut_off()
         await before.wait_for_cleanups(LAST_EDITS_S)
+
+    def calls(self) -> Iterator[CallStatus]:
+        """Return the counts of the calls that were answered, by method."""
+        return self._adapter.counts.statuses()
 
     def set_refusal(self, error: ShaleError) -> None:
         """Refuse each call with `error` from now on. REQUIRES: `stand_by`, and no `start` since."""
@@ -229,9 +239,9 @@ def _refusing(services: Sequence[str], adapter: Adapter) -> Find:
     return lambda path: method if path.startswith(prefixes) else None
 
 
-def _transport(settings: EndpointSettings, find: Find) -> Transport:
+def _transport(settings: EndpointSettings, find: Find, door: Door | None) -> Transport:
     if settings.wire is Wire.NATIVE:
-        return NativeServer(settings, find)
+        return NativeServer(settings, find, door)
     from shalekv.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415 - slow, and for this alone
 
     return GrpcioServer(settings, find)

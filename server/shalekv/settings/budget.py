@@ -1,4 +1,4 @@
-"""Divides the memory of a serving process: settings that are not set share the rest by weight.
+"""Divides the memory of a server: settings that are not set share the rest by weight.
 
 Each part is bounded where it is used. When it is full:
 
@@ -63,6 +63,7 @@ class _Follower(NamedTuple):
     bytes_max: int  # more is of no use
 
 
+_MEMORY = ("memory", "memory_bytes")
 _MEMTABLE = ("writer", "memtable_bytes_max")
 _FOLLOWERS = (
     # A batch of this size has to fit beside others.
@@ -73,7 +74,7 @@ _FOLLOWERS = (
     # The shape of the levels follows from the size of one merge of the WAL.
     _Follower("compactor", "base_level_bytes", _MEMTABLE, 3, 2, 1024 * GIB),
     # A batch is in memory twice: as a message and as entries.
-    _Follower("limits", "batch_bytes_max", ("memory", "memory_bytes"), 1, 8, 64 * MIB),
+    _Follower("limits", "batch_bytes_max", _MEMORY, 1, 8, 64 * MIB),
     # Several scans can reach their limit at once.
     _Follower("limits", "scan_message_bytes", ("limits", "result_bytes_max"), 1, 96, 256 * KIB),
 )
@@ -104,9 +105,14 @@ def memory_budget(settings: ServingSettings) -> MemoryShares:
 def with_memory_shares(settings: ServingT) -> ServingT:
     """Return `settings` with values, derived from `memory_bytes`, for what was not set.
 
+    Where several processes serve, the values are those of each: all were divided by their number.
+
     Raises ValueError when what was set leaves too little; the message begins with the name of the
     setting to raise.
     """
+    processes = _process_count(settings)
+    if processes > 1:
+        settings = _replaced(settings, dict(_divided(settings, processes)))
     settings = _replaced(settings, dict(_shares(settings)))
     followers: dict[tuple[str, str], int] = {}
     for each in _FOLLOWERS:
@@ -115,6 +121,23 @@ def with_memory_shares(settings: ServingT) -> ServingT:
             wanted = min(base * each.numerator // each.denominator, each.bytes_max)
             followers[each.group, each.name] = max(wanted, _least(settings, each.group, each.name))
     return _replaced(settings, followers)
+
+
+def _process_count(settings: ServingSettings) -> int:
+    return settings.reader.processes if isinstance(settings, ReaderConfig) else 1
+
+
+def _divided(settings: ServingSettings, processes: int) -> Iterator[tuple[tuple[str, str], int]]:
+    given = [each[:2] for each in _SHARES if hasattr(settings, each.group)]
+    for group, name in [_MEMORY, *(each for each in given if _is_set(settings, *each))]:
+        size_bytes = _value(settings, group, name) // processes
+        least_bytes = _least(settings, group, name)
+        if size_bytes < least_bytes:
+            raise ValueError(
+                f"memory_bytes and its parts are divided among {processes} processes, and "
+                f"{_amount(size_bytes)} of {name} for each is less than {_amount(least_bytes)}"
+            )
+        yield (group, name), size_bytes
 
 
 def _shares(settings: ServingSettings) -> Iterator[tuple[tuple[str, str], int]]:

@@ -255,8 +255,17 @@ class TailChoice(StrEnum):
 
 
 class ReaderSettings(Settings):
-    """Following the writer: polling, the protecting snapshot, memory."""
+    """Processes, following the writer: polling, the protecting snapshot, memory."""
 
+    processes: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that serve on the port. Each follows the writer by itself and "
+        "answers the connections that it is given; one that dies is replaced. memory_bytes and its "
+        "parts are divided among them. Other limits, such as concurrent_calls_max, apply to each.",
+        json_schema_extra={"user": "operator of a machine with several cores"},
+    )
     snapshot: SnapshotChoice = Field(
         default=SnapshotChoice.OWN,
         description="own: the reader keeps a snapshot in the manifest, so that no object that it "

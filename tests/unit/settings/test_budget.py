@@ -122,6 +122,25 @@ def test_what_does_not_fit_is_refused(groups: Groups, message: str) -> None:
         with_memory_shares(given(512 * MIB, **groups))
 
 
+def test_processes_of_a_reader_divide_the_budget() -> None:
+    """Each of several processes has an equal part of all, of what was set as well."""
+    groups: dict[str, object] = {
+        "database": {"url": "memory://x"},
+        "memory": {"memory_bytes": 64 * MIB},
+        "cache": {"block_cache_bytes": 20 * MIB},
+        "disk_cache": {"disk_cache_bytes": 1 * GIB},
+    }
+    whole, each, too_many = (
+        ReaderConfig.model_validate(groups | {"reader": {"processes": processes}})
+        for processes in (1, 2, 5)
+    )
+    one, half = memory_budget(with_memory_shares(whole)), memory_budget(with_memory_shares(each))
+    assert half.parts == {name: size_bytes // 2 for name, size_bytes in one.parts.items()}
+    assert with_memory_shares(each).disk_cache == whole.disk_cache  # shared by all
+    with pytest.raises(ValueError, match=r"memory_bytes .* 5 processes.* less than 16 MiB"):
+        with_memory_shares(too_many)
+
+
 def test_all_names_are_settings() -> None:
     """The names of all shares and derived settings are settings that exist."""
     settings = AnyConfig.model_validate({"database": {"url": "memory://x"}})

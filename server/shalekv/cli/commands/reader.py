@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-import structlog
 
 from shalekv.cli.console.configuration import CONFIG_VARIABLE
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
-from shalekv.cli.process.lifecycle import (
-    bind,
-    open_database,
-    open_links,
-    open_runtime,
-    run_role,
-    run_server,
-    serving_settings,
-    start_serving,
-)
-from shalekv.cli.process.shutdown import StopRequest
+from shalekv.cli.process.lifecycle import run_server, serving_settings
+from shalekv.cli.process.reader import read_database
+from shalekv.cli.process.reader_parent import ReaderParent
 from shalekv.errors import InvalidSetting
-from shalekv.server.reader import Reader
-from shalekv.settings import ReaderConfig
-
-_log = structlog.get_logger(__name__)
+from shalekv.settings import ReaderConfig, Wire
 
 _HELP = """Serve reads of a database to gRPC clients, as one of its replicas.
 
@@ -37,10 +24,14 @@ configuring the writer or other readers. It has no state of its own, answers wit
 has applied so far, and includes the maximum age of that state in each reply. A write is refused
 with the address of the writer.
 
+One process uses one core. With --processes several of them serve on the port, and each answers the
+connections that it is given.
+
 \b
 Examples:
   shalekv reader --url file:///var/lib/shalekv --listen 127.0.0.1:7001
   shalekv reader --url s3://bucket/folder --disk-cache-path /var/cache/shalekv
+  shalekv reader --processes 4 --memory-bytes 2GiB
   shalekv reader --config shalekv.toml --snapshot none
 
 \b
@@ -50,31 +41,6 @@ The value of a setting is the first of:
   3. its key in the file of --config, such as poll_interval_ms under [reader]
   4. its default
 """
-
-
-async def read_database(settings: ReaderConfig, announce: Callable[[str], None]) -> None:
-    """Serve reads until a signal requests a stop; `announce` is called with HOST:PORT.
-
-    Raises:
-        OSError: EADDRINUSE, when another process listens on the address.
-        ShaleError: the database cannot be read, or the reader has failed.
-    """
-    with StopRequest() as stop:
-        async with (
-            open_runtime(settings) as runtime,
-            open_database(settings, runtime) as store,
-            open_links() as links,
-        ):
-            server = bind(settings, runtime)
-            reader = None
-            _log.info("opening", url=store.url)
-            with stop.interruptible():
-                reader = await Reader.open(store, settings=settings, runtime=runtime, links=links)
-            if reader is None:
-                return
-            await start_serving(reader, server, announce)
-            await run_role(reader, server, stop, settings.server.shutdown_grace_ms)
-    _log.info("stopped")
 
 
 class _ReaderCommand(SettingsCommand):
@@ -95,7 +61,12 @@ def reader(config: Path | None, **flags: Any) -> None:
         settings = serving_settings(flags, config, ReaderConfig)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
-    sys.exit(run_server(settings, read_database, _greet))
+    if settings.reader.processes == 1:
+        sys.exit(run_server(settings, read_database, _greet))
+    if settings.server.wire is not Wire.NATIVE:
+        raise click.UsageError("--processes needs --wire native: grpcio takes no connections")
+    parent = ReaderParent(settings)
+    sys.exit(run_server(settings, parent.serve, _greet) or parent.code)
 
 
 def _greet(listen: str) -> None:

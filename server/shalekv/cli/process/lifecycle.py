@@ -34,6 +34,7 @@ from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.shutdown import Shutdown, StopRequest
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
+from shalekv.rpc.native_server import Door
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.rpc.server import READY, Server
 from shalekv.runtime import Runtime, ThreadWorkers
@@ -58,6 +59,7 @@ from shalekv.wording import Trouble
 FAILED_GRACE_MS = 1_000
 READINESS_POLL_MS = 500
 
+BoundT = TypeVar("BoundT")
 ServingT = TypeVar("ServingT", WriterConfig, ReaderConfig)
 ListeningT = TypeVar("ListeningT", WriterConfig, ReaderConfig, SafekeeperConfig)
 Serve = Callable[[ListeningT, Callable[[str], None]], Coroutine[Any, Any, None]]
@@ -158,13 +160,18 @@ async def open_links() -> AsyncIterator[GrpcLinks]:
         await links.close()
 
 
-def bind(settings: WriterConfig | ReaderConfig, runtime: Runtime) -> Server:
-    """Create a server bound to its port. Raises `InvalidSetting`, and `OSError` if it is in use."""
-    return bind_port(lambda: Server(settings.server, runtime, limits=settings.limits))
+def bind(
+    settings: WriterConfig | ReaderConfig, runtime: Runtime, door: Door | None = None
+) -> Server:
+    """Create a server bound to its port, or one that takes its connections from `door`.
+
+    Raises `InvalidSetting`, and `OSError` if the port is in use.
+    """
+    return bind_port(lambda: Server(settings.server, runtime, limits=settings.limits, door=door))
 
 
-def bind_port(make: Callable[[], Server]) -> Server:
-    """Create a server by `make`. Raises as `bind`."""
+def bind_port(make: Callable[[], BoundT]) -> BoundT:
+    """Bind a port by `make`. Raises as `bind`."""
     try:
         return make()
     except OSError as error:
@@ -288,13 +295,18 @@ def serving_settings(flags: dict[str, Any], config: Path | None, model: type[Ser
 
 
 def run_server(
-    settings: ListeningT, serve: Serve[ListeningT], greet: Callable[[str], None]
+    settings: ListeningT,
+    serve: Serve[ListeningT],
+    greet: Callable[[str], None],
+    *,
+    process: int = 0,
 ) -> ExitCode:
     """Run `serve` to its end, log an error, and return the exit code.
 
-    `greet` is called with HOST:PORT when it serves, if the log is meant for people.
+    `greet` is called with HOST:PORT when it serves, if the log is meant for people. `process` is
+    the number of this process, added to each line of the log, if it is one of several.
     """
-    configure_logs(settings.server.log_format, settings.server.log_level)
+    configure_logs(settings.server.log_format, settings.server.log_level, process=process)
     log = structlog.get_logger(__name__)
 
     def announce(listen: str) -> None:

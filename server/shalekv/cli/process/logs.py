@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import structlog
@@ -16,16 +16,22 @@ from structlog.typing import Processor
 from shalekv.settings import LogFormat, LogLevel
 
 
-def configure_logs(log_format: LogFormat, log_level: LogLevel, *, role: str = "") -> None:
+def configure_logs(
+    log_format: LogFormat, log_level: LogLevel, *, role: str = "", process: int = 0
+) -> None:
     """Send every log line of this process to stderr in one format.
 
-    `role` is added to each line; leave it empty for the writer. Child processes share its stderr.
+    `role` is added to each line; leave it empty for the writer. So is `process`, the number of one
+    of several processes, unless it is 0. Child processes share the stderr of their parent.
     """
+    names: dict[str, str | int] = {"role": role} if role else {}
+    if process:
+        names["process"] = process
     of_any_line: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        *([_named(role)] if role else []),
+        _named(names),
     ]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=of_any_line,
@@ -62,11 +68,11 @@ def _rendering(log_format: LogFormat) -> Sequence[Processor]:
     ]
 
 
-def _named(role: str) -> Processor:
+def _named(names: Mapping[str, str | int]) -> Processor:
     def add(
         _logger: object, _method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        event["role"] = role
+        event.update(names)
         return event
 
     return add

@@ -1,0 +1,458 @@
+r"""The process of `shalekv reader`: it joins the database, and serves reads until it is stopped.
+
+With `--processes` it is one of several that serve on one port, and is started by
+`cli.process.reader_parent`, with the number of the socket through which that parent hands over
+connections. Standard input is a socket, too; messages are lines of JSON, `ToChild` and `ToParent`:
+
+    parent                                             this process
+      begin: number, settings ----------------------->  opens the database
+      <------------------------------------- serving    answers connections
+      ping: trouble of the others ------------------->  every second
+      <------- pong: own trouble, requests, connections
+      <-------------------------------------- ending    gets no more connections
+      <--------------------------------------- collect  somebody asks for the status of all
+      whole: all processes, statuses of the others -->
+      ask ------------------------------------------->  somebody asks another process
+      <---------------------------------------- status
+      stop ------------------------------------------>  drains, and ends
+      the end of the socket ------------------------->  the parent has ended: the same;
+                                                        after `stop`: ends at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any, TypeVar, cast
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field
+
+from shalekv.cli.process.lifecycle import (
+    bind,
+    open_database,
+    open_links,
+    open_runtime,
+    run_role,
+    run_server,
+    start_serving,
+)
+from shalekv.cli.process.shutdown import SIGNALLED, STOP_SIGNALS, Shutdown, StopRequest
+from shalekv.clock import MachineClock
+from shalekv.errors import ShaleError
+from shalekv.rpc.native_server import Door
+from shalekv.rpc.server import Server
+from shalekv.server.reader import Reader
+from shalekv.server.reader_service import ReaderAdmin, ReaderKv
+from shalekv.server.readiness import Readiness
+from shalekv.server.service import Answer, Call
+from shalekv.server.snapshots import SnapshotAdmin
+from shalekv.server.status import ProcessReport, ProcessUse, process_requests
+from shalekv.server.whole_status import add_calls, add_status
+from shalekv.settings import ReaderConfig
+from shalekv.store.api import RequestKind
+from shalekv.v1 import admin_pb2
+from shalekv.watch.stream import Watches
+from shalekv.wording import Trouble
+
+MESSAGE_BYTES_MAX = 64 << 20  # a status of 1,000 snapshots takes 100 KB
+# How long a status waits for the parent, which waits for the other processes.
+WHOLE_TIMEOUT_MS = 2_000
+
+ReplyT = TypeVar("ReplyT")
+
+_STANDARD_INPUT = 0
+
+_log = structlog.get_logger(__name__)
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+
+    def line(self) -> bytes:
+        """Encode the message as a line."""
+        return self.model_dump_json(exclude_defaults=True).encode() + b"\n"
+
+
+class ChildTrouble(_Message):
+    """The reason why a process cannot answer reads, and for how long."""
+
+    cause: str
+    problem: str
+    duration_ms: int
+
+
+class Begin(_Message):
+    """The first message to a process."""
+
+    number: int
+    settings: ReaderConfig
+
+
+class ChildState(_Message):
+    """One process, as its parent knows it."""
+
+    number: int
+    state: int  # `admin_pb2.ProcessStatus.State`
+    pid: int
+    uptime_ms: int
+    replacements: int
+    began_ms: int  # since the first process with this number was started
+    sent: dict[RequestKind, int]  # by all processes with this number
+    status: bytes = b""  # `admin_pb2.StatusReply`; empty: of the process that asks, or no answer
+
+
+class Whole(_Message):
+    """All processes; empty at a parent that is stopping."""
+
+    uptime_ms: int
+    children: tuple[ChildState, ...]
+
+
+class ToChild(_Message):
+    """A message of the parent: one of these."""
+
+    begin: Begin | None = None
+    is_ping: bool = False
+    trouble: ChildTrouble | None = None  # with a ping: of another process
+    is_ask: bool = False
+    whole: Whole | None = None
+    is_stop: bool = False
+
+
+class Pong(_Message):
+    """The answer to a ping."""
+
+    trouble: ChildTrouble | None = None
+    sent: dict[RequestKind, int] = Field(default_factory=dict)
+    connections: int = 0
+
+
+class ToParent(_Message):
+    """A message to the parent: one of these."""
+
+    is_serving: bool = False
+    is_ending: bool = False
+    pong: Pong | None = None
+    is_collect: bool = False
+    status: bytes | None = None  # empty: it cannot say
+
+
+@asynccontextmanager
+async def _running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` in a task while entered. Raises the error of the block as it is, in no group."""
+    failure: Exception | None = None
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(work)
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - raised below, after the task has ended
+            failure = error
+        finally:
+            task.cancel()
+    if failure is not None:
+        raise failure
+
+
+class ParentLink:
+    """The socket to the parent."""
+
+    def __init__(self, sock: socket.socket, door: Door, shutdown: Shutdown) -> None:
+        """`shutdown` is requested by the parent, and by its end."""
+        self.door = door  # through which the connections come
+        self.changed = asyncio.Event()  # set at each message; the consumer clears it
+        self.is_pinged = self.is_asked = False  # until the consumer clears them
+        self._socket = sock
+        self._shutdown = shutdown
+        self._is_stopping = False
+        self._trouble: Trouble | None = None
+        self._whole: asyncio.Future[Whole] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._clock = MachineClock()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Read what the parent sends, while entered."""
+        reader, self._writer = await asyncio.open_connection(
+            sock=self._socket, limit=MESSAGE_BYTES_MAX
+        )
+        try:
+            async with _running_beside(self._read(reader)):
+                yield
+        finally:
+            self._writer.close()
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """The trouble of another process that serves on the port."""
+        return self._trouble
+
+    def send(self, message: ToParent) -> None:
+        """Send a message; it is lost if the parent has ended."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(message.line())
+
+    async def whole(self) -> Whole | None:
+        """Ask for all processes; None if the parent does not answer in time."""
+        if self._whole is None or self._whole.done():
+            self._whole = asyncio.get_running_loop().create_future()
+            self.send(ToParent(is_collect=True))
+        done, _ = await asyncio.wait([self._whole], timeout=WHOLE_TIMEOUT_MS / 1_000)
+        return done.pop().result() if done else None
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with suppress(ConnectionError):
+            while (line := await reader.readline()).endswith(b"\n"):
+                self._receive(ToChild.model_validate_json(line))
+        if self._is_stopping:
+            os._exit(SIGNALLED + STOP_SIGNALS[0])  # a second signal has ended the parent at once
+        _log.warning("asked to stop: the parent process has ended")
+        self._shutdown.request()
+
+    def _receive(self, message: ToChild) -> None:
+        if message.is_stop:
+            self._is_stopping = True
+            self._shutdown.request()
+        if message.whole is not None and self._whole is not None and not self._whole.done():
+            self._whole.set_result(message.whole)
+        if message.is_ping:
+            self._trouble = self._trouble_of(message.trouble)
+        self.is_pinged |= message.is_ping
+        self.is_asked |= message.is_ask
+        self.changed.set()
+
+    def _trouble_of(self, told: ChildTrouble | None) -> Trouble | None:
+        if told is None:
+            return None
+        since_ms = self._clock.monotonic_ms() - told.duration_ms
+        return Trouble(told.cause, told.problem, since_ms)
+
+
+class SharedReader:
+    """A reader that is one of several processes; its admin service answers for all of them."""
+
+    def __init__(
+        self, reader: Reader, server: Server, link: ParentLink, sent: Mapping[RequestKind, int]
+    ) -> None:
+        """`sent` are the live counts of the requests of this process to the store."""
+        self.admin = WholeAdmin(reader.admin, server, link, self.readiness)
+        self._reader = reader
+        self._link = link
+        self._sent = sent
+        self._clock = MachineClock()
+
+    @property
+    def kv(self) -> ReaderKv:
+        """The data API, of this process alone."""
+        return self._reader.kv
+
+    @property
+    def watches(self) -> Watches:
+        """The watch API, of this process alone."""
+        return self._reader.watches
+
+    def readiness(self) -> Readiness:
+        """The readiness of all processes: a connection may be given to any of them."""
+        own = self._reader.readiness()
+        return Readiness(own.reads or self._link.trouble, takes_writes=False)
+
+    async def run(self) -> None:
+        """Run the reader, and answer the parent meanwhile."""
+        try:
+            async with _running_beside(self._answer()):
+                await self._reader.run()
+        finally:
+            self._link.send(ToParent(is_ending=True))
+
+    async def ended(self) -> ShaleError | None:
+        """Wait until the reader has ended, as `Reader.ended`."""
+        return await self._reader.ended()
+
+    def close(self) -> None:
+        """Stop following, as `Reader.close`; this process gets no more connections."""
+        self._link.send(ToParent(is_ending=True))
+        self._reader.close()
+
+    async def release(self, timeout_ms: float) -> None:
+        """Delete the snapshots that protect reads, as `Reader.release`."""
+        await self._reader.release(timeout_ms)
+
+    async def _answer(self) -> None:
+        link = self._link
+        while True:
+            await link.changed.wait()
+            link.changed.clear()
+            if link.is_pinged:
+                link.is_pinged = False
+                link.send(ToParent(pong=self._pong()))
+            if link.is_asked:
+                link.is_asked = False
+                status = b""
+                with suppress(ShaleError):  # then it is missing from the whole
+                    status = (await self.admin.own_status()).SerializeToString()
+                link.send(ToParent(status=status))
+
+    def _pong(self) -> Pong:
+        told, trouble = None, self._reader.readiness().reads
+        if trouble is not None:
+            since_ms = int(max(0.0, self._clock.monotonic_ms() - trouble.since_ms))
+            told = ChildTrouble(cause=trouble.cause, problem=trouble.problem, duration_ms=since_ms)
+        connections = self._link.door.connection_count
+        return Pong(trouble=told, sent=dict(self._sent), connections=connections)
+
+
+class WholeAdmin:
+    """Implements `server.service.AdminService` for all processes that share the port."""
+
+    def __init__(
+        self,
+        own: ReaderAdmin,
+        server: Server,
+        link: ParentLink,
+        readiness: Callable[[], Readiness],
+    ) -> None:
+        """`own` is the service of this process, `readiness` that of all of them."""
+        self._own = own
+        self._server = server
+        self._link = link
+        self._readiness = readiness
+        self._clock = MachineClock()
+
+    @property
+    def report(self) -> ProcessReport:
+        """The part of a status that describes this process."""
+        return self._own.report
+
+    @property
+    def snapshots(self) -> SnapshotAdmin:
+        """The calls about snapshots, which concern the database."""
+        return self._own.snapshots
+
+    def ingest_sst(
+        self, request: admin_pb2.IngestSstRequest, call: Call
+    ) -> Answer[admin_pb2.IngestSstReply]:
+        """Raise `NotTheWriter`."""
+        return self._own.ingest_sst(request, call)
+
+    async def own_status(self) -> admin_pb2.StatusReply:
+        """Describe this process, its calls included."""
+        reply = await _answered(self._own.status(admin_pb2.StatusRequest(), Call()))
+        add_calls(reply, self._server.calls())
+        return reply
+
+    async def status(self, request: admin_pb2.StatusRequest, call: Call) -> admin_pb2.StatusReply:
+        """Describe all processes; the calls of this one are left to `rpc`, which counts them."""
+        reply = await _answered(self._own.status(request, call))
+        whole = await self._link.whole()
+        if whole is None:
+            return reply
+        reply.uptime_ms = whole.uptime_ms
+        own = admin_pb2.StatusReply(header=reply.header, calls=self._server.calls())
+        for child in whole.children:
+            other = admin_pb2.StatusReply.FromString(child.status) if child.status else None
+            if child.pid == os.getpid():
+                reply.processes.append(_process(child, own))
+                continue
+            reply.processes.append(_process(child, other))
+            if other is not None:
+                add_status(reply, other)
+        self._readiness().fill(reply, self._clock.monotonic_ms())
+        return reply
+
+    async def stats(self, request: admin_pb2.StatsRequest, call: Call) -> admin_pb2.StatsReply:
+        """Count the requests of all processes, as far as their parent knows them."""
+        reply = await _answered(self._own.stats(request, call))
+        whole = await self._link.whole()
+        if whole is not None:
+            now_ms = self._clock.monotonic_ms()
+            uses = (
+                ProcessUse("reader", now_ms - child.began_ms, child.sent)
+                for child in whole.children
+            )
+            del reply.processes[:]
+            reply.processes.extend(process_requests(use, now_ms) for use in uses)
+        return reply
+
+
+def _process(child: ChildState, status: admin_pb2.StatusReply | None) -> admin_pb2.ProcessStatus:
+    return admin_pb2.ProcessStatus(
+        number=child.number,
+        state=cast("admin_pb2.ProcessStatus.State.ValueType", child.state),
+        pid=child.pid,
+        uptime_ms=child.uptime_ms,
+        replacements=child.replacements,
+        seq=status.header.seq if status is not None else 0,
+        staleness_ms=status.header.staleness_ms if status is not None else 0,
+        calls=sum(each.calls for each in status.calls) if status is not None else 0,
+    )
+
+
+async def _answered(answer: Answer[ReplyT]) -> ReplyT:
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
+async def read_database(
+    settings: ReaderConfig,
+    announce: Callable[[str], None],
+    parent: tuple[socket.socket, Door] | None = None,
+) -> None:
+    """Serve reads until a signal requests a stop; `announce` is called with HOST:PORT.
+
+    With `parent` this is one of several processes: connections come through the door.
+
+    Raises:
+        OSError: EADDRINUSE, when another process listens on the address.
+        ShaleError: the database cannot be read, or the reader has failed.
+    """
+    with StopRequest() as stop:
+        link = ParentLink(*parent, stop) if parent is not None else None
+        async with (
+            nullcontext() if link is None else link.listening(),
+            open_runtime(settings) as runtime,
+            open_database(settings, runtime) as store,
+            open_links() as links,
+        ):
+            server = bind(settings, runtime, None if link is None else link.door)
+            reader = None
+            _log.info("opening", url=store.url)
+            with stop.interruptible():
+                reader = await Reader.open(store, settings=settings, runtime=runtime, links=links)
+            if reader is None:
+                return
+            role: Reader | SharedReader = reader
+            if link is not None:
+                role = SharedReader(reader, server, link, store.sent.by_kind)
+            await start_serving(role, server, announce)
+            if link is not None:
+                link.send(ToParent(is_serving=True))
+            await run_role(role, server, stop, settings.server.shutdown_grace_ms)
+    _log.info("stopped")
+
+
+def main() -> None:
+    """Be one of several processes, as the parent says on standard input."""
+    parent = socket.socket(fileno=os.dup(_STANDARD_INPUT))
+    door = Door(socket.socket(fileno=int(sys.argv[1])))
+    # Without a buffer, which would take the next messages as well.
+    with parent.makefile("rb", buffering=0) as stream:
+        line = stream.readline()
+    begin = ToChild.model_validate_json(line).begin if line.endswith(b"\n") else None
+    if begin is None:
+        sys.exit(SIGNALLED + STOP_SIGNALS[0])  # the parent has ended
+
+    async def serve(settings: ReaderConfig, _announce: Callable[[str], None]) -> None:
+        await read_database(settings, _ignore, (parent, door))
+
+    sys.exit(run_server(begin.settings, serve, _ignore, process=begin.number))
+
+
+def _ignore(_listen: str) -> None:
+    """Announce nothing: the parent does, when all processes serve."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,403 @@
+r"""The parent of `shalekv reader --processes N`: it has the port, and keeps N readers running.
+
+    starting ---> serving ---- ended ------------> waiting, longer each time ---> starting
+       |             |  \----- silent for long: SIGKILL --^
+       |             |
+       +-------------+--- stop requested: told, then SIGKILL after the grace
+
+If a process ends with an error before all have served once, or with a code of `ENDS_ALL`, all end
+with its code: another start would end in the same way. Only conflicts are tried again: processes
+that start together all edit the manifest.
+
+The parent accepts connections, and hands each over to the process that has the fewest. Requests do
+not pass through it, and it does not open the database. `cli.process.reader` has the messages,
+and says how the processes answer for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from random import SystemRandom
+
+import structlog
+
+from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.process.lifecycle import bind_port
+from shalekv.cli.process.reader import (
+    MESSAGE_BYTES_MAX,
+    Begin,
+    ChildState,
+    ChildTrouble,
+    ToChild,
+    ToParent,
+    Whole,
+)
+from shalekv.cli.process.shutdown import StopRequest
+from shalekv.cli.process.supervisor import RESTART_INITIAL_MS, RESTART_MAX_MS
+from shalekv.clock import MachineClock
+from shalekv.rpc.native_server import CONNECTION, DOOR, address_of, bind, release
+from shalekv.settings import ReaderConfig
+from shalekv.settings.budget import memory_budget
+from shalekv.store.api import RequestKind
+from shalekv.v1 import admin_pb2
+
+PING_MS = 1_000
+# Unanswered pings. They are counted, since a clock goes on while the parent itself is stopped.
+SILENT_PINGS = 5  # after them the whole server is not ready
+HUNG_PINGS = 30  # after them the process is killed: nothing that it does takes as long
+# How long a status waits for the processes that were not asked themselves.
+STATUS_TIMEOUT_MS = 1_500
+# Beyond shutdown_grace_ms: for the last replies, and for deleting snapshots.
+LAST_STEPS_MS = 5_000
+# Codes with which the next process would end as well: the whole server ends with them.
+ENDS_ALL = frozenset({ExitCode.USAGE, ExitCode.DATABASE_NOT_FOUND, ExitCode.DAMAGED})
+STARTED_BY_ITSELF = ("-m", "shalekv.cli.process.reader")
+
+_State = admin_pb2.ProcessStatus.State
+
+_log = structlog.get_logger(__name__)
+
+
+class _Child:
+    """One process, from its start to its end."""
+
+    def __init__(self, process: Process, writer: asyncio.StreamWriter, door: socket.socket) -> None:
+        """`door` is the socket through which connections are handed over."""
+        self.process = process
+        self.connections = 0  # as it has told, and those that were handed over since
+        self.serving_ms: float | None = None  # since when; None: it does not serve yet
+        self.trouble: ChildTrouble | None = None
+        self.sent: Mapping[RequestKind, int] = {}
+        self.unanswered = 0  # pings
+        self._door = door
+        self._writer = writer
+        self._status: asyncio.Future[bytes] | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """True if it has not answered for some seconds."""
+        return self.unanswered >= SILENT_PINGS
+
+    @property
+    def state(self) -> admin_pb2.ProcessStatus.State.ValueType:
+        """Its state, for a status."""
+        if self.is_silent:
+            return _State.STATE_SILENT
+        return _State.STATE_STARTING if self.serving_ms is None else _State.STATE_SERVING
+
+    def send(self, message: ToChild) -> None:
+        """Send a message, unless the process has ended."""
+        if not self._writer.is_closing():
+            self._writer.write(message.line())
+
+    def ping(self, trouble: ChildTrouble | None) -> None:
+        """Send a ping with the trouble of another process; kill one that has not answered many."""
+        self.unanswered += 1
+        if self.unanswered > HUNG_PINGS:
+            self.kill()
+        elif self.unanswered <= SILENT_PINGS:  # one that does not read needs no more of them
+            self.send(ToChild(is_ping=True, trouble=trouble))
+
+    def give(self, connection: socket.socket) -> bool:
+        """Hand over a connection. Returns False if the process does not take it."""
+        try:
+            socket.send_fds(self._door, [CONNECTION], [connection.fileno()])
+        except OSError:  # it has ended, or has not taken those before
+            return False
+        self.connections += 1
+        return True
+
+    async def status(self) -> bytes:
+        """Ask for its status; empty if it does not answer in time."""
+        if self._status is None or self._status.done():
+            self._status = asyncio.get_running_loop().create_future()
+            self.send(ToChild(is_ask=True))
+        done, _ = await asyncio.wait([self._status], timeout=STATUS_TIMEOUT_MS / 1_000)
+        return done.pop().result() if done else b""
+
+    def receive(self, message: ToParent, now_ms: float) -> None:
+        """Handle what the process tells about itself."""
+        if message.is_serving:
+            self.serving_ms = now_ms
+            self.unanswered = 0
+        if message.is_ending:
+            self.serving_ms = None
+        if message.pong is not None:
+            self.unanswered = 0
+            self.trouble, self.sent = message.pong.trouble, message.pong.sent
+            self.connections = message.pong.connections
+        if message.status is not None and self._status is not None and not self._status.done():
+            self._status.set_result(message.status)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        with suppress(ProcessLookupError):
+            self.process.kill()
+
+    def close(self) -> None:
+        """Close the sockets, at its end."""
+        self._writer.close()
+        self._door.close()
+
+
+class _Place:
+    """One of the numbers of processes: the process that has it, and what those before it did."""
+
+    def __init__(self, number: int, now_ms: float) -> None:
+        self.number = number
+        self.began_ms = now_ms
+        self.replacements = 0
+        self.child: _Child | None = None
+        self._sent = dict.fromkeys(RequestKind, 0)
+
+    def state(self, now_ms: float, status: bytes = b"") -> ChildState:
+        """Describe it."""
+        child = self.child
+        serving_ms = child.serving_ms if child is not None else None
+        sent = child.sent if child is not None else {}
+        return ChildState(
+            number=self.number,
+            state=_State.STATE_ENDED if child is None else child.state,
+            pid=0 if child is None else child.process.pid,
+            uptime_ms=0 if serving_ms is None else int(now_ms - serving_ms),
+            replacements=self.replacements,
+            began_ms=int(now_ms - self.began_ms),
+            sent={kind: count + sent.get(kind, 0) for kind, count in self._sent.items()},
+            status=status,
+        )
+
+    def trouble(self) -> ChildTrouble | None:
+        """Why reads fail at this process; None: they don't, or it has no connections."""
+        child = self.child
+        if child is None or child.serving_ms is None:
+            return None
+        if child.is_silent:
+            problem = f"process {self.number} (pid {child.process.pid}) does not answer"
+            silent_ms = child.unanswered * PING_MS
+            return ChildTrouble(cause="process silent", problem=problem, duration_ms=silent_ms)
+        return child.trouble
+
+    def end(self) -> None:
+        """The process has ended."""
+        if self.child is not None:
+            for kind, count in self.child.sent.items():
+                self._sent[kind] += count
+            self.child.close()
+        self.child = None
+        self.replacements += 1
+
+
+class ReaderParent:
+    """The processes of one server, and the port that they share."""
+
+    def __init__(self, settings: ReaderConfig) -> None:
+        """`settings` are those of each process."""
+        self.code = ExitCode.OK  # with which a process has ended all of them
+        self._settings = settings
+        self._clock = MachineClock()
+        self._random = SystemRandom()
+        self._began_ms = self._clock.monotonic_ms()
+        count = settings.reader.processes
+        self._places = [_Place(number, self._began_ms) for number in range(1, count + 1)]
+        self._stop = StopRequest()
+        self._serving = asyncio.Event()  # a process serves now
+        self._served = asyncio.Event()  # all have served
+
+    async def serve(self, settings: ReaderConfig, announce: Callable[[str], None]) -> None:
+        """Serve until a signal requests a stop, or a process ends for a reason that concerns all.
+
+        `announce` is called with HOST:PORT when all processes serve.
+
+        Raises `InvalidSetting`, and OSError: EADDRINUSE, when another process has the port.
+        """
+        sockets = bind_port(lambda: bind(settings.server.listen))
+        listen = address_of(settings.server.listen, sockets)
+        self._log_memory(settings)
+        with self._stop:
+            async with asyncio.TaskGroup() as tasks:
+                for place in self._places:
+                    tasks.create_task(self._supervise(place))
+                until_stop = [tasks.create_task(self._accept(each)) for each in sockets]
+                until_stop.append(tasks.create_task(self._ping()))
+                until_stop.append(tasks.create_task(self._announce(announce, listen)))
+                await self._stop.requested.wait()
+                for task in until_stop:
+                    task.cancel()
+                for each in sockets:
+                    each.close()
+        release(listen)
+        if not self.code:
+            _log.info("stopped")
+
+    def _log_memory(self, settings: ReaderConfig) -> None:
+        budget, count = memory_budget(settings), len(self._places)
+        _log.info(
+            "memory divided",
+            processes=count,
+            sum_bytes=count * budget.sum_bytes,
+            bytes_of_each=budget.sum_bytes,
+        )
+
+    async def _announce(self, announce: Callable[[str], None], listen: str) -> None:
+        await self._served.wait()
+        announce(listen)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        """Accept connections, and hand each over.
+
+        They wait while no process serves, and before all have served: they would all go to the
+        first.
+        """
+        listener.settimeout(0)
+        loop = asyncio.get_running_loop()
+        await self._served.wait()
+        while True:
+            await self._serving.wait()
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except ConnectionError:  # its client has gone
+                continue
+            except OSError as error:  # too many files are open
+                _log.error("connections cannot be accepted", problem=str(error))
+                await self._clock.sleep_ms(PING_MS)
+                continue
+            with connection:
+                await self._serving.wait()
+                self._give(connection)
+
+    def _give(self, connection: socket.socket) -> None:
+        children = [place.child for place in self._places if place.child is not None]
+        serving = [child for child in children if child.serving_ms is not None]
+        # A silent one has the least chance to answer.
+        for child in sorted(serving, key=lambda child: (child.is_silent, child.connections)):
+            if child.give(connection):
+                return
+        _log.error("a connection is closed: no process takes it")
+
+    async def _ping(self) -> None:
+        while True:
+            await self._clock.sleep_ms(PING_MS)
+            for place in self._places:
+                if place.child is not None and place.child.serving_ms is not None:
+                    others = (each.trouble() for each in self._places if each is not place)
+                    place.child.ping(next(filter(None, others), None))
+
+    async def _supervise(self, place: _Place) -> None:
+        """Keep a process running until the stop."""
+        delay_ms = float(RESTART_INITIAL_MS)
+        while not self._stop.requested.is_set():
+            began_ms = self._clock.monotonic_ms()
+            code = await self._run(place)
+            if self._stop.requested.is_set():
+                return
+            log = _log.bind(process=place.number, exit_code=code)
+            is_first = not self._served.is_set()
+            if code in ENDS_ALL or (is_first and code > 0 and code != ExitCode.CONFLICT):
+                self.code = ExitCode(code) if code in {*ExitCode} else ExitCode.UNEXPECTED
+                log.error("all processes are stopped: another start would end like this one")
+                self._stop.request()
+                return
+            if self._clock.monotonic_ms() - began_ms >= RESTART_MAX_MS:
+                delay_ms = RESTART_INITIAL_MS
+            jittered_ms = self._random.uniform(delay_ms / 2, delay_ms)
+            log.warning("process has ended", restart_ms=round(jittered_ms))
+            await self._wait_ms(jittered_ms)
+            delay_ms = min(2 * delay_ms, RESTART_MAX_MS)
+
+    async def _run(self, place: _Place) -> int:
+        """Start a process, and wait for its end. Returns its exit code; below 0: a signal."""
+        (ours, theirs), (door, their_door) = socket.socketpair(), socket.socketpair(*DOOR)
+        door.settimeout(0)
+        try:
+            with theirs, their_door:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *STARTED_BY_ITSELF,
+                    str(their_door.fileno()),
+                    stdin=theirs.fileno(),
+                    stdout=DEVNULL,
+                    pass_fds=[their_door.fileno()],
+                    start_new_session=True,  # Ctrl-C reaches this process only, which tells others
+                )
+            reader, writer = await asyncio.open_connection(sock=ours, limit=MESSAGE_BYTES_MAX)
+        except OSError as error:
+            ours.close()
+            door.close()
+            _log.error("process cannot start", process=place.number, problem=str(error))
+            return -signal.SIGKILL
+        _log.info("process started", process=place.number, pid=process.pid)
+        child = place.child = _Child(process, writer, door)
+        child.send(ToChild(begin=Begin(number=place.number, settings=self._settings)))
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(self._read(place, child, reader, tasks))
+            ending = tasks.create_task(self._end(child))
+            code = await process.wait()
+            reading.cancel()
+            ending.cancel()
+        place.end()
+        self._note_serving()
+        return code
+
+    def _note_serving(self) -> None:
+        children = [place.child for place in self._places]
+        serving = [
+            child for child in children if child is not None and child.serving_ms is not None
+        ]
+        if len(serving) == len(children):
+            self._served.set()
+        if serving:
+            self._serving.set()
+        else:
+            self._serving.clear()
+
+    async def _read(
+        self, place: _Place, child: _Child, reader: asyncio.StreamReader, tasks: asyncio.TaskGroup
+    ) -> None:
+        with suppress(ConnectionError):
+            while (line := await reader.readline()).endswith(b"\n"):
+                message = ToParent.model_validate_json(line)
+                child.receive(message, self._clock.monotonic_ms())
+                if message.is_serving:
+                    _log.info("process serves", process=place.number, pid=child.process.pid)
+                self._note_serving()
+                if message.is_collect:
+                    tasks.create_task(self._tell(child), name="tell of all processes")
+
+    async def _tell(self, asking: _Child) -> None:
+        """Send the states and the statuses of all processes to the one that asks."""
+        children = [place.child for place in self._places]
+        statuses = await asyncio.gather(
+            *(_status(child) if child is not asking else _status(None) for child in children)
+        )
+        now_ms = self._clock.monotonic_ms()
+        states = tuple(
+            place.state(now_ms, status)
+            for place, status in zip(self._places, statuses, strict=True)
+        )
+        asking.send(ToChild(whole=Whole(uptime_ms=int(now_ms - self._began_ms), children=states)))
+
+    async def _end(self, child: _Child) -> None:
+        """End a process when a stop is requested."""
+        await self._stop.requested.wait()
+        child.send(ToChild(is_stop=True))
+        await self._clock.sleep_ms(self._settings.server.shutdown_grace_ms + LAST_STEPS_MS)
+        _log.warning("process does not end: killed", pid=child.process.pid)
+        child.kill()
+
+    async def _wait_ms(self, duration_ms: float) -> None:
+        """Wait for a duration, or until a stop is requested."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(duration_ms / 1_000):
+                await self._stop.requested.wait()
+
+
+async def _status(child: _Child | None) -> bytes:
+    if child is None or child.state != _State.STATE_SERVING:
+        return b""
+    return await child.status()

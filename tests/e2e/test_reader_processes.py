@@ -1,0 +1,165 @@
+"""`shalekv reader --processes`: one server to its clients, whatever happens to its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.clock import LoopClock
+from shalekv_client import Client, ProcessState, Status
+from tests.kit.constants import variables
+from tests.kit.processes.child import Child, event
+from tests.kit.processes.cluster import ALONE, Cluster
+from tests.kit.processes.processes import Processes
+from tests.servers.process import free_port
+
+CLIENTS = 4
+WAIT_S = 60.0
+POLL_MS = 20
+PAUSE_MS = 5  # between two reads of a client: processes have to start beside them
+PARENT = "shalekv.cli.process.reader_parent"
+# Seconds are tenths of them: a process that is stopped is missed soon, and killed soon.
+HASTY = variables({f"{PARENT}:PING_MS": 100, f"{PARENT}:HUNG_PINGS": 20})
+
+
+@dataclass(slots=True)
+class Load:
+    """Clients with a connection each, over both wires, which read all the time without an error."""
+
+    clients: list[Client]
+    reads: list[int] = field(default_factory=lambda: [0] * CLIENTS)
+
+    async def read(self, number: int) -> None:
+        while True:
+            found = await self.clients[number].get(b"k")
+            assert found is not None
+            assert found.value == b"v"
+            self.reads[number] += 1
+            await LoopClock().sleep_ms(PAUSE_MS)
+
+    async def goes_on(self) -> None:
+        """Wait until every client has read again."""
+        before = list(self.reads)
+        await until(lambda: all(now > old for now, old in zip(self.reads, before, strict=True)))
+
+    async def statuses(self) -> list[Status]:
+        """The status, over each of the connections."""
+        return list(await asyncio.gather(*(client.status() for client in self.clients)))
+
+
+async def states(client: Client, *wanted: ProcessState) -> Status:
+    """Wait for these states of the processes."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            status = await client.status()
+            if [each.state for each in status.processes] == list(wanted):
+                return status
+            await LoopClock().sleep_ms(POLL_MS)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not holds():
+            await LoopClock().sleep_ms(POLL_MS)
+
+
+@asynccontextmanager
+async def reading(address: str) -> AsyncIterator[Load]:
+    """Clients that read, while entered."""
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        wires = ["native", "grpcio"] * (CLIENTS // 2)
+        clients = [await stack.enter_async_context(Client(address, wire=wire)) for wire in wires]
+        load = Load(clients)
+        running = [tasks.create_task(load.read(number)) for number in range(CLIENTS)]
+        await load.goes_on()
+        yield load
+        for task in running:
+            task.cancel()
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process has not ended."""
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+async def test_processes_are_one_server(processes: Processes, tmp_path: Path) -> None:
+    """Connections are spread evenly, and reads go on while processes are killed, stop, and end.
+
+    Whichever process is asked, status and health are those of all.
+    """
+    database = Cluster(processes, tmp_path)
+    writer = await database.serve(*ALONE)
+    async with Client(writer.listen) as client:
+        await client.put(b"k", b"v")
+    flags = ("--processes", "2", "--listen", f"127.0.0.1:{free_port()}")
+    reader = await processes.read(database.url, *flags, env=HASTY)
+    taken = database.run("reader", *flags[:2], "--listen", reader.listen, code=7)
+    async with reading(reader.listen) as load:
+        first, second = (await check_statuses(load, reader)).processes
+        await taken
+
+        os.kill(first.pid, signal.SIGKILL)
+        await load.goes_on()
+        await reader.line(lambda line: line.get("exit_code") == -signal.SIGKILL)
+        status = await states(load.clients[0], ProcessState.SERVING, ProcessState.SERVING)
+        assert [each.replacements for each in status.processes] == [1, 0]
+        assert status.processes[1].pid == second.pid
+
+        os.kill(second.pid, signal.SIGSTOP)
+        async with Client(reader.listen) as other:  # is not given to the process that is stopped
+            await states(other, ProcessState.SERVING, ProcessState.SILENT)
+            await reader.line(event("not ready"))
+            assert await health(database, reader) == 1
+            await reader.line(lambda line: "restart_ms" in line and line["process"] == 2)
+            await reader.line(event("ready again"))
+            assert await health(database, reader) == 0
+        await load.goes_on()
+
+    await reader.kill()
+    await until(lambda: not any(runs(each.pid) for each in status.processes))
+    before = snapshots(database)  # those of processes that were killed among them
+    again = await database.read(*flags)
+    assert len(snapshots(database)) == len(before) + 2
+    again.send(signal.SIGINT)
+    assert await again.exited() == ExitCode.OK, again.report()
+    assert snapshots(database) == before
+    ended = [line for line in again.lines() if event("stopped")(line)]
+    assert sorted(line.get("process", 0) for line in ended) == [0, 1, 2]
+
+
+def snapshots(database: Cluster) -> set[bytes]:
+    return {each.id for each in database.manifest().snapshots}
+
+
+async def check_statuses(load: Load, reader: Child) -> Status:
+    """Each process answers two clients, and each tells of both; returns the last status."""
+    before = [sum(each.calls for each in status.calls) for status in await load.statuses()]
+    statuses = await load.statuses()
+    assert min(sum(each.calls for each in status.calls) for status in statuses) > max(before)
+    assert len({tuple(each.pid for each in status.processes) for status in statuses}) == 1
+    for status in statuses:
+        assert [each.state for each in status.processes] == [ProcessState.SERVING] * 2
+        assert {each.seq for each in status.processes} == {status.view.seq}
+        calls = sum(each.calls for each in status.calls)
+        assert sum(each.calls for each in status.processes) == calls
+        assert min(each.calls for each in status.processes) > 0
+        assert status.memory.bytes_max > 0
+    stats = await load.clients[0].stats()
+    assert [each.role for each in stats.processes] == ["reader", "reader"]
+    opened = [line for line in reader.lines() if event("database joined")(line)]
+    assert sorted(line["process"] for line in opened) == [1, 2]
+    return statuses[-1]
+
+
+async def health(database: Cluster, reader: Child) -> int:
+    """The exit code of `shalekv health`."""
+    found = await database.processes.run("health", "--addr", reader.listen)
+    return await found.exited()
