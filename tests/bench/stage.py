@@ -280,11 +280,11 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def timed_ms(work: Callable[[], object], times: int) -> list[float]:
-    """Return the milliseconds of some calls, one after the other."""
-    took = []
-    for _ in range(times):
-        began_s = time.perf_counter()
+def timed_ms(work: Callable[[], object], times: int, *, within_s: float = 1.0) -> list[float]:
+    """Return the milliseconds of calls, one after the other: of so many, or in so much time."""
+    took: list[float] = []
+    ends_s = time.perf_counter() + within_s
+    while len(took) < times and (began_s := time.perf_counter()) < ends_s:
         work()
         took.append((time.perf_counter() - began_s) * 1_000)
     return took
