@@ -153,14 +153,25 @@ class Adapter:
     ) -> Unary:
         """Return a method with one request and one reply."""
         count, now_ns = self.counts.of_request(request_type), self.counts.now_ns
+        in_progress, calls_max = self._in_progress, self._calls_max
 
-        def handle(call: ServerCall, data: bytes) -> None:
+        def handle(call: ServerCall, data: bytes) -> None:  # calls as few functions as it can
             began_ns = now_ns()
             try:
-                if self._refusal is not None or len(self._in_progress) >= self._calls_max:
+                if self._refusal is not None or len(in_progress) >= calls_max:
                     self._admit()
-                reply = answer(_parsed(request_type, data), self._call(call))
-                if isinstance(reply, (bytes, Message)):
+                context = self._undated
+                if call.deadline_s is not None or call.peer is not context.peer:
+                    context = self._call(call)
+                try:
+                    request = request_type.FromString(data)
+                except DecodeError:
+                    request = _parsed(request_type, data)  # raises what the client gets
+                reply = answer(request, context)
+                if type(reply) is bytes:
+                    call.reply(reply)
+                    count.add(now_ns() - began_ns, has_failed=False)
+                elif isinstance(reply, (bytes, Message)):
                     call.reply(_serialized(reply))
                     count.add(now_ns() - began_ns, has_failed=False)
                 else:
