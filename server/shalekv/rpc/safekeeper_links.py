@@ -50,7 +50,7 @@ _MESSAGE_BYTES_MAX = 1024 * MIB  # of what a safekeeper sends: more than it ever
 _KEEPALIVE_S, _KEEPALIVE_TIMEOUT_S = 30.0, 5.0
 # A safekeeper that comes back is found soon.
 _BACKOFF_S, _BACKOFF_MAX_S = 0.05, 1.0
-_GRPCIO_OPTIONS = (
+GRPCIO_OPTIONS = (  # for a channel of grpcio, the fallback
     ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", round(1_000 * _KEEPALIVE_S)),
@@ -103,13 +103,6 @@ def native_channel(address: str) -> Channel:
         keepalive_timeout_s=_KEEPALIVE_TIMEOUT_S,
     )
     return WireChannel(address, options)
-
-
-def grpcio_channel(address: str) -> Channel:
-    """Open a connection to a safekeeper by grpcio, which is imported then."""
-    from shalekv_client.routing.grpcio_channel import GrpcioChannel  # noqa: PLC0415
-
-    return GrpcioChannel(address, _GRPCIO_OPTIONS)
 
 
 def error_from_status(failed: CallFailed, address: str) -> ShaleError | LinkBroken:

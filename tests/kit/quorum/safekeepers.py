@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from shalekv.cli.process.lifecycle import open_links
 from shalekv.clock import LoopClock
 from shalekv.errors import StoreBroken
 from shalekv.format.wal_record import make_record
@@ -38,6 +39,7 @@ from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.settings import SafekeeperConfig
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 from shalekv.write.quorum.links import DatabasePlace, Link
+from tests.kit.serving import rpc
 
 DATABASE_ID = b"d" * 16
 REQUEST_ID = b"r" * 16
@@ -160,7 +162,7 @@ def safekeeper_settings(folder: Path, **changes: Any) -> SafekeeperConfig:
     return SafekeeperConfig.model_validate(
         {
             "database": {"url": f"file://{folder}/archive"},
-            "server": {"listen": "127.0.0.1:0"},
+            "server": {"listen": "127.0.0.1:0", "wire": rpc.WIRE},
             "safekeeper": {"data": f"{folder}/data", "segment_bytes": 1 << 16} | changes,
             "archiving": _QUIET,
         }
@@ -209,10 +211,15 @@ async def running_node(
 async def safekeeper(
     folder: Path, *, filesystem: FileSystem = REAL_FILE_SYSTEM, **changes: Any
 ) -> AsyncIterator[Safekeeper]:
-    """A node that serves; `changes` are those of its settings that are not the defaults."""
+    """A node that serves; `changes` are those of its settings that are not the defaults.
+
+    Its calls, and those of its links, go over the wire that the test has chosen.
+    """
     settings = safekeeper_settings(folder, **changes)
-    links = GrpcLinks()
-    async with running_node(settings, filesystem=filesystem, links=links) as node:
+    async with (
+        open_links(settings.server.wire) as links,
+        running_node(settings, filesystem=filesystem, links=links) as node,
+    ):
         runtime = Runtime(clock=LoopClock(), random=Random(), workers=ThreadWorkers(1))
         server = Server(settings.server, runtime)
         await server.start_safekeeper(SafekeeperService(node))

@@ -20,7 +20,12 @@ from shalekv_client.errors import (
     WalCollected,
     WatchTooSlow,
 )
-from shalekv_client.routing.servers import MESSAGE_BYTES_MAX, ConnectionOptions, open_channel
+from shalekv_client.routing.servers import (
+    MESSAGE_BYTES_MAX,
+    ConnectionOptions,
+    chosen_wire,
+    open_channel,
+)
 from shalekv_client.watch import ChangeKind, Watch, WatchCommit, WatchProgress
 from shalekv_client.watch_stream import WATCH, OnHeader, WatchMultiplexer
 from shalekv_wire.calls import ClientStream
@@ -35,7 +40,7 @@ async def watching(
     *addresses: str, policy: RetryPolicy = QUICK, timeout_ms: int = 10_000
 ) -> AsyncIterator[WatchMultiplexer]:
     """Open watches at the first of the servers, or at the next one when a call has ended."""
-    how = ConnectionOptions(MESSAGE_BYTES_MAX)
+    how = ConnectionOptions(MESSAGE_BYTES_MAX, wire=chosen_wire(None))
     channels = [open_channel(address, how) for address in addresses]
     attempts = 0
 

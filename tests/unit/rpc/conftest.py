@@ -12,6 +12,8 @@ OVER_BOTH = {
     "test_calls",
     "test_cycles",
     "test_reflection",
+    "test_safekeeper",
+    "test_safekeeper_reads",
     "test_server",
     "test_session_end",
     "test_standing_by",

@@ -88,7 +88,7 @@ async def keep_logs(settings: SafekeeperConfig, announce: Callable[[str], None])
         async with (
             open_runtime(settings) as runtime,
             _sync_workers() as sync_workers,
-            open_links() as links,
+            open_links(settings.server.wire) as links,
         ):
             server = bind_port(lambda: Server(_with_long_streams(settings.server), runtime))
             node = None

@@ -35,7 +35,7 @@ from shalekv.cli.process.shutdown import Shutdown, StopRequest
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
 from shalekv.rpc.native_server import Door
-from shalekv.rpc.safekeeper_links import GrpcLinks
+from shalekv.rpc.safekeeper_links import GRPCIO_OPTIONS, GrpcLinks
 from shalekv.rpc.server import READY, Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.readiness import Readiness
@@ -151,13 +151,21 @@ async def open_database(
 
 
 @asynccontextmanager
-async def open_links() -> AsyncIterator[GrpcLinks]:
+async def open_links(wire: Wire = Wire.NATIVE) -> AsyncIterator[GrpcLinks]:
     """Connections to safekeepers, opened on first use, and closed at the end."""
-    links = GrpcLinks()
+    links = GrpcLinks() if wire is Wire.NATIVE else _grpcio_links()
     try:
         yield links
     finally:
         await links.close()
+
+
+def _grpcio_links() -> GrpcLinks:
+    from shalekv_client.routing.grpcio_channel import (  # noqa: PLC0415 (loads grpcio)
+        GrpcioChannel,
+    )
+
+    return GrpcLinks(lambda address: GrpcioChannel(address, GRPCIO_OPTIONS))
 
 
 def bind(

@@ -414,7 +414,7 @@ async def read_database(
             nullcontext() if link is None else link.listening(),
             open_runtime(settings) as runtime,
             open_database(settings, runtime) as store,
-            open_links() as links,
+            open_links(settings.server.wire) as links,
         ):
             server = bind(settings, runtime, None if link is None else link.door)
             reader = None

@@ -167,7 +167,7 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
         async with (
             open_runtime(settings) as runtime,
             open_database(settings, runtime) as store,
-            open_links() as links,
+            open_links(settings.server.wire) as links,
         ):
             server = bind(settings, runtime)
             context = WriterContext(settings, runtime, store, links, server, announce)
