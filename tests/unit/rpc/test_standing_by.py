@@ -11,8 +11,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shalekv.errors import Fenced, StandingBy, Stopping
-from shalekv.rpc.server import Server
+from shalekv.rpc.server import READY, Server
+from shalekv.server.readiness import Readiness
 from shalekv.v1 import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
+from shalekv.wording import Trouble
 from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv, MemoryWatches
 from tests.kit.serving.rpc import Serving, failure, runtime, server_settings, serving
 
@@ -113,6 +115,7 @@ async def test_what_does_not_end_is_cut_off(server: Server) -> None:
 
 
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+LIST_RESPONSE: Any = vars(health_pb2)["HealthListResponse"]  # its type stubs leave it out
 SERVICES = ["", "shalekv.v1.KV", "shalekv.v1.Admin"]
 
 
@@ -142,6 +145,29 @@ async def test_an_unknown_service_is_unknown() -> None:
         health = _health(it)
         assert (await failure(health.Check(request))).code is grpc.StatusCode.NOT_FOUND
         assert (await health.Watch(request).read()).status == UNKNOWN
+
+
+async def test_all_that_was_reported_is_listed() -> None:
+    """List has the health of the server, of its services, and of reads and writes."""
+    async with serving() as it:
+        data = await it.raw.unary("/grpc.health.v1.Health/List", b"")
+        listed = LIST_RESPONSE.FromString(data).statuses
+        assert {*listed} == {*SERVICES, "shalekv.read", "shalekv.write"}
+        assert {each.status for each in listed.values()} == {SERVING}
+
+
+async def test_a_health_watch_that_is_not_read_delays_nothing() -> None:
+    """A health watch whose client reads nothing gets the latest status alone, when it reads on."""
+    request = health_pb2.HealthCheckRequest(service="shalekv.v1.KV")
+    async with serving() as it:
+        watch = _health(it).Watch(request)
+        assert (await watch.read()).status == SERVING
+        troubled = Readiness(reads=Trouble("store unreachable", "it does not answer", 0))
+        for readiness in (troubled, READY) * 100:
+            it.server.report(readiness)
+        it.server.report(troubled)
+        assert (await watch.read()).status == NOT_SERVING
+        assert (await _health(it).Check(request)).status == NOT_SERVING
 
 
 def create(watch_id: int) -> kv_pb2.WatchRequest:
