@@ -85,12 +85,14 @@ class Reads:
         key = requests.check_key(request.key, "key")
         if staleness_ms is not None:
             engine = self._engine
-            entry = engine.committed(key)
-            found = entry or engine.pinned.find_now(key)
+            prefix, pinned = engine.watermark, engine.pinned
+            encoded = self._headers.encode(prefix.seq, prefix.wal_id, staleness_ms)
+            found = engine.committed(key) or pinned.find_now(key)
             if found is not UNREAD:
-                prefix = engine.watermark
-                encoded = self._headers.encode(prefix.seq, prefix.wal_id, staleness_ms)
                 return get_reply(encoded, (found,), engine.time.now_ms)
+            read = _Read((key,), get_reply, staleness_ms, call)
+            retry = self._retry(read, RETRIES_MAX)
+            return self._read_levels(read, encoded, pinned, read.keys, {}, retry)
         return self._read_keys(request.header, call, (key,), get_reply)
 
     def batch_get(self, request: kv_pb2.BatchGetRequest, call: Call) -> Answer[bytes]:

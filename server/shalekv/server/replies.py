@@ -25,6 +25,8 @@ RESULTS_AT_ONCE = 1_000  # encoded before other tasks may run: about two millise
 # was deleted, or has expired at the logical time, in ms, that the last argument returns.
 MakeReply: TypeAlias = Callable[[bytes, Sequence[Entry | None], Callable[[], int]], bytes]
 _HEADER_TAG = b"\x0a"  # field 1 of each reply, with a length
+# Of a GetReply: field 2, which is true, 3, with a length, 4 and 5, both numbers.
+_FOUND, _VALUE_TAG, _SEQ_TAG, _EXPIRY_TAG = b"\x10\x01", b"\x1a", b"\x20", b"\x28"
 _RESULT_TAG = b"\x12"  # field 2 of a BatchGetReply, with a length
 _NO_RESULT = _RESULT_TAG + b"\0"
 _STALENESS_TAG = b"\x30"  # field 6 of a header, the last one; a number
@@ -75,8 +77,9 @@ def get_reply(header: bytes, entries: Sequence[Entry | None], now_ms: Callable[[
     _, seq, kind, value, expire_at_ms = entry
     if kind is not Kind.PUT or (expire_at_ms and expire_at_ms <= now_ms()):
         return header
-    found = kv_pb2.GetReply(found=True, value=value, seq=seq, expire_at_ms=expire_at_ms)
-    return header + found.SerializeToString()
+    head = _VALUE_TAG + varint(len(value)) if value else b""
+    expiry = _EXPIRY_TAG + varint(expire_at_ms) if expire_at_ms else b""
+    return b"".join((header, _FOUND, head, value, _SEQ_TAG, varint(seq), expiry))  # copied once
 
 
 def batch_get_reply(

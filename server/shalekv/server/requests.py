@@ -262,6 +262,8 @@ async def answer_in_time(
 
     Raises `DeadlinePassed`, with the problem that reads of `store` have, when time is up.
     """
+    if call.deadline_ms is None:
+        return await answer
     left_ms = call.answer_within_ms(clock.monotonic_ms())
     with suppress(TimeoutError):  # not chained to our error: it refers to this task
         async with asyncio.timeout(None if left_ms is None else left_ms / 1_000):
