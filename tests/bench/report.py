@@ -137,7 +137,8 @@ def document(results: Json) -> str:
     missed = list(_missed(results["measures"]))
     where = (
         f"Commit `{results['commit']}`, {results['date'][:10]}: {machine['processors']} "
-        f"processors, Linux {machine['kernel'].split('-')[0]}, Python {machine['python']}. "
+        f"processors with a load average of {machine['load']} before, Linux "
+        f"{machine['kernel'].split('-')[0]}, Python {machine['python']}. "
         "Earlier runs are in [history.jsonl](tests/bench/history.jsonl)."
     )
     lines = [

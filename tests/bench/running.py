@@ -41,7 +41,7 @@ def run_all(given: argparse.Namespace) -> int:
         for measure in MEASURES
         if measure.name in given.names or not (given.names or measure.is_long)
     ]
-    flags = tuple(given.flags.split())
+    flags, load = tuple(given.flags.split()), os.getloadavg()[0]
     outcomes = [
         run_one(
             measure,
@@ -51,7 +51,7 @@ def run_all(given: argparse.Namespace) -> int:
         )
         for measure in chosen
     ]
-    results = as_json(outcomes, flags)
+    results = as_json(outcomes, flags, load)
     if not given.tiny:
         report.keep(results, writes=given.write)
     failed = [outcome.measure.name for outcome in outcomes if outcome.failure]
@@ -80,8 +80,10 @@ def run_one(
     return outcome
 
 
-def as_json(outcomes: Sequence[Outcome], flags: Sequence[str]) -> dict[str, Any]:
-    """Return all that is known about a run."""
+def as_json(
+    outcomes: Sequence[Outcome], flags: Sequence[str] = (), load: float = 0.0
+) -> dict[str, Any]:
+    """Return all that is known about a run; `load` is that of the machine before it."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": report.git("rev-parse", "--short=12", "HEAD"),
@@ -89,7 +91,7 @@ def as_json(outcomes: Sequence[Outcome], flags: Sequence[str]) -> dict[str, Any]
         "flags": list(flags),
         "machine": {
             "processors": os.cpu_count(),
-            "load": round(os.getloadavg()[0], 1),
+            "load": round(load, 1),
             "kernel": platform.release(),
             "python": platform.python_version(),
         },

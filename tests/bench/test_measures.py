@@ -34,7 +34,7 @@ def test_a_measure_runs(measure: Measure) -> None:
     left_out = {goal.key for goal in measure.goals} - set(outcome.found.samples)
     assert left_out <= LEFT_OUT.get(measure.name, set())
     assert counted(outcome)
-    results = as_json([outcome], ())
+    results = as_json([outcome])
     assert all(goal["text"] in section(results["measures"][0]) for goal in _goals(results))
     assert all(goal["text"] in document(results) for goal in _goals(results))
     assert short(results)["figures"]

@@ -175,7 +175,10 @@ GET = Measure(
         Goal("keys", "keys/s in gets of 100, etcd serializable = 1", at_least=30),
     ),
     get,
-    takes="A get is the frames of its call: what remains is their decoding in Python.",
+    takes=(
+        "A key of a get of 100 costs about 2.5 us: its lookup, and the encoding of its entry, which "
+        "protobuf does from Python objects. A reply made of stored bytes would need neither."
+    ),
 )
 PUTS = tuple(
     Measure(
@@ -188,7 +191,12 @@ PUTS = tuple(
             Goal("grouped", "puts in a group commit"),
         ),
         partial(put, in_flight=in_flight),
-        takes="A group commit waits for a file and a folder to be synced; etcd syncs one file.",
+        takes=(
+            "A group commit creates a file, and syncs it and its folder: the journal of the file "
+            "system takes part twice. etcd appends to a file that is there, and syncs its data "
+            "only. It would take one log file in place of an object for each commit, as safekeepers "
+            "have it."
+        ),
     )
     for in_flight in (64, 256)
 )
@@ -200,7 +208,10 @@ WRITE = Measure(
         Goal("cpu", "server CPU a call, etcd = 1"),
     ),
     write,
-    takes="Each change is a Python object between its request and its SST.",
+    takes=(
+        "A change costs 6 us: most of that is protobuf, a key in the memtable, and its place in the "
+        "columns of the WAL object. It would take compiled code for the memtable."
+    ),
 )
 LONE = Measure(
     "put-lone",
@@ -212,5 +223,8 @@ LONE = Measure(
         Goal("calls_here", "median, bare system calls of a create = 1"),
     ),
     lone_put,
-    takes="A commit of one pays alone for a turn of the loop and a hop to a thread and back.",
+    takes=(
+        "A commit of one pays alone for all that a group shares: turns of the loop, a thread and "
+        "back, an SST of one row, five system calls. It would take a commit in compiled code."
+    ),
 )
