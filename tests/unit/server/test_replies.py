@@ -19,7 +19,7 @@ from shalekv.v1 import kv_pb2
 
 NOW_MS = 1_000
 U64 = st.integers(0, 2**64 - 1)
-SEQS = st.one_of(st.integers(1, 300), U64)
+SEQS = st.one_of(st.integers(1, 300), st.integers(1, 2**64 - 1))  # commits are numbered from 1
 ENTRIES = st.none() | st.builds(
     Entry,
     key=st.just(b"k"),
