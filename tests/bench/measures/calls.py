@@ -176,8 +176,8 @@ GET = Measure(
     ),
     get,
     takes=(
-        "A key of a get of 100 costs about 2.5 us: its lookup, and the encoding of its entry, which "
-        "protobuf does from Python objects. A reply made of stored bytes would need neither."
+        "A key of a get of 100 costs about 2.5 us: its lookup, and the encoding of its entry, "
+        "which protobuf does from Python objects. A reply made of stored bytes would need neither."
     ),
 )
 PUTS = tuple(
@@ -194,8 +194,8 @@ PUTS = tuple(
         takes=(
             "A group commit creates a file, and syncs it and its folder: the journal of the file "
             "system takes part twice. etcd appends to a file that is there, and syncs its data "
-            "only. It would take one log file in place of an object for each commit, as safekeepers "
-            "have it."
+            "only. It would take one log file in place of an object for each commit, as "
+            "safekeepers have it."
         ),
     )
     for in_flight in (64, 256)
@@ -209,8 +209,8 @@ WRITE = Measure(
     ),
     write,
     takes=(
-        "A change costs 6 us: most of that is protobuf, a key in the memtable, and its place in the "
-        "columns of the WAL object. It would take compiled code for the memtable."
+        "A change costs 6 us: most of that is protobuf, a key in the memtable, and its place in "
+        "the columns of the WAL object. It would take compiled code for the memtable."
     ),
 )
 LONE = Measure(

@@ -124,9 +124,9 @@ LEVELS = Measure(
     ),
     levels,
     takes=(
-        "A get that is answered at once is some calls of Python functions: the levels that may hold "
-        "the key, a filter of each, a search in a block. A request to S3 is signed, sent and checked "
-        "in Python; a client in Rust (`obstore`) takes a fourth of it."
+        "A get that is answered at once is some calls of Python functions: the levels that may "
+        "hold the key, a filter of each, a search in a block. A request to S3 is signed, sent and "
+        "checked in Python; a client in Rust (`obstore`) takes a fourth of it."
     ),
 )
 COMPACTION = Measure(

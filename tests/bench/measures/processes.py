@@ -249,9 +249,9 @@ MEASURES = (
         ),
         loop_turns,
         takes=(
-            "Protobuf parses a request of 10,000 changes, and encodes a reply of 10,000 entries, in "
-            "one call that holds the interpreter. It would take smaller limits by default, or a "
-            "parser that can be left."
+            "Protobuf parses a request of 10,000 changes, and encodes a reply of 10,000 entries, "
+            "in one call that holds the interpreter. It would take smaller limits by default, or "
+            "a parser that can be left."
         ),
     ),
     Measure(
@@ -281,8 +281,8 @@ MEASURES = (
         ),
         client,
         takes=(
-            "A put is a future, a task that waits for it, and its bytes; the server's share and the "
-            "syncs of the disk are the rest. It would take a client in compiled code."
+            "A put is a future, a task that waits for it, and its bytes; the server's share and "
+            "the syncs of the disk are the rest. It would take a client in compiled code."
         ),
     ),
     Measure(
