@@ -504,8 +504,11 @@ async def _take_first(call: StreamCall) -> None:
 
 
 async def _requests(request_type: type[RequestT], call: StreamCall) -> AsyncIterator[RequestT]:
-    while (data := await call.read()) is not None:
-        yield _parsed(request_type, data)
+    try:
+        while (data := await call.read()) is not None:
+            yield _parsed(request_type, data)
+    except CallFailed:  # the client has gone, and whoever reads is being cancelled
+        raise asyncio.CancelledError from None
 
 
 def _serialized(reply: Message | bytes) -> bytes:

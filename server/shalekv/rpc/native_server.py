@@ -13,13 +13,16 @@ from pathlib import Path
 
 from shalekv.errors import InvalidSetting
 from shalekv.rpc.calls import Find
-from shalekv.settings import KIB, UNIX, EndpointSettings
+from shalekv.settings import KIB, MIB, UNIX, EndpointSettings
 from shalekv_wire.server import ServerOptions, WireServer
 from shalekv_wire.stream import Limits
 
 # Calls of one connection at once: a client that starts more waits for others of its own.
 CONCURRENT_STREAMS_MAX = 256
 METADATA_BYTES_MAX = 16 * KIB  # of a call; ours are under 1 KiB, so this leaves space for proxies
+# Messages that clients have not completed, and as much again of replies that they do not take: of
+# all connections. Clients that are well need little of it at any moment.
+HELD_BYTES_MAX = 128 * MIB
 # A connection that has not sent HTTP/2 by then is of no client of gRPC.
 HANDSHAKE_TIMEOUT_MS = 10_000
 CONNECTION_IDLE_MS = 300_000  # clients connect again at their next call, which takes one round trip
@@ -115,6 +118,8 @@ def server_options(settings: EndpointSettings) -> ServerOptions:
             message_bytes_max=settings.message_bytes_max,
             metadata_bytes_max=METADATA_BYTES_MAX,
             streams_max=CONCURRENT_STREAMS_MAX,
+            received_bytes_max=max(HELD_BYTES_MAX, 2 * settings.message_bytes_max),
+            unsent_bytes_max=HELD_BYTES_MAX,
         ),
         backlog=BACKLOG,
         handshake_timeout_s=HANDSHAKE_TIMEOUT_MS / 1_000,
