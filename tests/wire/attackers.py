@@ -1,7 +1,6 @@
-"""Clients that attack a server: `attackers.py NAME HOST:PORT SECONDS` does it for so long.
+"""Clients that attack a server: `-m tests.wire.attackers NAME,NAME HOST:PORT SECONDS`.
 
-Prints how often its connections were ended, as JSON. Plain sockets, one thread: the server shall
-have more to do than the attacker.
+Each attack lasts so long. Prints as JSON how many of its connections the server has ended.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def header(path: str, *more: tuple[str, str]) -> bytes:
     fields += [("te", "trailers"), ("content-type", "application/grpc"), *more]
     encoder = Encoder()
     encoder.header_table_size = 0
-    return encoder.encode(fields)
+    return encoder.encode(fields, huffman=False)
 
 
 def call(stream_id: int, path: str, request: bytes) -> bytes:
@@ -197,7 +196,8 @@ def slow_readers(target: Target) -> None:
         sock = target.connect({frames.INITIAL_WINDOW_SIZE: frames.WINDOW_MAX})
         socks.append(sock)
         calls = [
-            call(2 * n + 1, *((GET, get) if number % 2 else (SCAN, scan))) for n in range(CALLS)
+            call(2 * n + 1, *((SCAN, scan) if number % 8 == 0 else (GET, get)))
+            for n in range(CALLS)
         ]
         with suppress(OSError):
             sock.sendall(frames.window_update(0, 1 << 30) + b"".join(calls))
@@ -217,14 +217,14 @@ def half_prefaces(target: Target) -> None:
 def large_headers(target: Target) -> None:
     """Header lists of 100,000 bytes, and of 20,000."""
 
-    def pieces(size: int) -> Iterator[bytes]:
+    def pieces(block: bytes) -> Iterator[bytes]:
         for stream_id in stream_ids():
-            values = [(f"x-{n}", "v" * 5_000) for n in range(size // 5_000)]
-            yield frames.header_frames(header(GET, *values), END, stream_id)
+            yield frames.header_frames(block, END, stream_id)
 
+    blocks = [header(GET, *((f"x-{n}", "v" * 5_000) for n in range(count))) for count in (4, 20)]
     while target.is_open:
-        target.flood(pieces(100_000))
-        target.flood(pieces(20_000))
+        for block in blocks:
+            target.flood(pieces(block))
 
 
 def header_bombs(target: Target) -> None:
@@ -307,6 +307,9 @@ ATTACKS: dict[str, Attack] = {
 
 
 if __name__ == "__main__":
-    victim = Target(sys.argv[2], float(sys.argv[3]))
-    ATTACKS[sys.argv[1]](victim)
-    sys.stdout.write(json.dumps({"ended": victim.ended}))
+    ended = {}
+    for name in sys.argv[1].split(","):
+        victim = Target(sys.argv[2], float(sys.argv[3]))
+        ATTACKS[name](victim)
+        ended[name] = victim.ended
+    sys.stdout.write(json.dumps(ended))
