@@ -304,10 +304,11 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
     ) -> None:
         """Create a client, which connects at its first call. Needs a running event loop.
 
-        `address` is HOST:PORT, or several: a list, or text separated by commas. `timeout_ms` is
-        the default of all calls. `message_bytes_max` bounds what is sent and accepted in one
-        message; the server's own limit should not be lower. With `coalesce`, concurrent calls
-        share the messages of one session, which costs a fraction of a gRPC call for each.
+        `address` is HOST:PORT or unix:PATH, or several: a list, or text separated by commas.
+        `timeout_ms` is the default of all calls. `message_bytes_max` bounds what is sent and
+        accepted in one message; the server's own limit should not be lower. With `coalesce`,
+        concurrent calls share the messages of one session, which costs a fraction of a gRPC call
+        for each.
 
         See `ReadPolicy` for `reads`, `Consistency` for `consistency`, `advance` for `token`. Reads
         without a bound of their own see a state not older than `max_staleness_ms`; 0: of any age.

@@ -16,13 +16,17 @@ from tests.kit.serving.dict_server import DictServer
 
 # What depends on how a transport ends calls, or reports them.
 OVER_BOTH = {"test_calls", "test_scans_of_readers", "test_watching"}
-ENDINGS = {"test_bare_statuses_are_unknown", "test_closing_ends_what_is_under_way"}
+TESTS_OVER_BOTH = {
+    "test_a_server_is_reached_by_the_path_of_a_socket",
+    "test_bare_statuses_are_unknown",
+    "test_closing_ends_what_is_under_way",
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     module, test = metafunc.module.__name__.rpartition(".")[2], metafunc.function.__name__
     if metafunc.definition.get_closest_marker("asyncio") is not None:
-        wires = list(Wire) if module in OVER_BOTH or test in ENDINGS else [Wire.NATIVE]
+        wires = list(Wire) if module in OVER_BOTH or test in TESTS_OVER_BOTH else [Wire.NATIVE]
         metafunc.parametrize("wire", wires, indirect=True, ids=lambda wire: wire.value)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from shalekv_client import Client, Wire
 from shalekv_client.routing.servers import WIRE_VARIABLE, chosen_wire
+from tests.kit.serving.rpc import serving
 
 
 def test_importing_the_client_does_not_load_grpcio() -> None:
@@ -47,3 +49,17 @@ async def test_the_fallback_is_logged_once(caplog: pytest.LogCaptureFixture) -> 
         async with Client("127.0.0.1:1", wire=Wire.NATIVE):
             pass
     assert len(caplog.records) == 1
+
+
+async def test_a_server_is_reached_by_the_path_of_a_socket(tmp_path: Path, wire: Wire) -> None:
+    """An address may be unix:PATH, over either transport."""
+    async with (
+        serving(listen=f"unix:{tmp_path}/socket", wire=wire.value) as it,
+        Client(it.server.listen) as client,
+    ):
+        await client.put(b"k", b"v")
+        found = await client.get(b"k")
+    assert found is not None
+    assert found.value == b"v"
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        Client("unix:")

@@ -30,6 +30,7 @@ from shalekv_wire.stream import Limits
 
 MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # the server's default
 PORT_MAX = 65_535
+UNIX = "unix:"  # before the path of a socket
 WIRE_VARIABLE = "SHALEKV_CLIENT_WIRE"
 
 _LOG = logging.getLogger("shalekv_client")
@@ -56,10 +57,9 @@ _MEMORY = kv_pb2.DURABILITY_MEMORY
 
 
 def checked_address(address: str) -> str:
-    """Return `address` unchanged if it is HOST:PORT. Raises ValueError otherwise.
-
-    gRPC would use port 4464 for 70000, and 443 for a missing port.
-    """
+    """Return `address` unchanged if it is HOST:PORT or unix:PATH. Raises ValueError otherwise."""
+    if address.startswith(UNIX) and address != UNIX:
+        return address
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= PORT_MAX:
         raise ValueError(
@@ -71,12 +71,11 @@ def checked_address(address: str) -> str:
 
 
 def is_address(address: str) -> bool:
-    """Return whether `address` is HOST:PORT."""
+    """Return whether `address` is HOST:PORT, which means the same on every machine."""
     try:
-        checked_address(address)
+        return not checked_address(address).startswith(UNIX)
     except ValueError:
         return False
-    return True
 
 
 def checked_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
