@@ -272,6 +272,25 @@ async def test_unix_sockets_and_ipv6(tmp_path: Path) -> None:
         assert await client.unary(ECHO, large) == large
 
 
+async def test_a_client_may_ping_after_each_message() -> None:
+    """Pings between the messages of one stream do no harm, also when the window stays the same.
+
+    grpcio measures the network so: it returns the window, and pings, after each small message.
+    """
+    async with serving() as it, raw_client(it.address) as client:
+        opening = request(1, CHAT, b"")
+        client.send(opening[: opening.index(b"\0" * 5) - 9])  # without the message and the end
+        message = frames.frame(frames.DATA, 0, 1, b"\0\0\0\0\x05hello")
+        for number in range(8):
+            client.send(message)
+            *_, data = await client.receive(frames.DATA)
+            size = len(data)
+            client.send(frames.window_update(0, size) + frames.window_update(1, size))
+            client.send(frames.frame(frames.PING, 0, 0, b"%08d" % number))
+            _, flags, _, echo = await client.receive(frames.PING)
+            assert (flags, echo) == (frames.ACK, b"%08d" % number)
+
+
 async def test_connections_may_be_accepted_elsewhere() -> None:
     """A connection that others have accepted is served as any; one that is gone does no harm."""
     loop = asyncio.get_running_loop()

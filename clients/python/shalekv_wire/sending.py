@@ -100,6 +100,7 @@ class Sender:
 
     __slots__ = (
         "_frames",
+        "_granted_bytes",
         "_held_bytes",
         "_is_indexed",
         "_ready",
@@ -120,6 +121,7 @@ class Sender:
         self._schedule = schedule
         self.unsent = Unsent(total or TotalUnsent(sys.maxsize))
         self._frames: list[bytes | memoryview] = []
+        self._granted_bytes = DEFAULT_WINDOW  # all that the connection was allowed to send
         self._held_bytes = 0  # of messages among them
         self._ready: dict[int, Sending] = {}  # streams with unsent bytes and an open window
         self._is_indexed = False  # the fields of replies are in the dynamic table
@@ -134,6 +136,11 @@ class Sender:
         if not self.is_held:
             self.is_held = True
             self._schedule()
+
+    @property
+    def sent_bytes(self) -> int:
+        """All bytes of messages that were sent."""
+        return self._granted_bytes - self.window
 
     @property
     def can_send(self) -> bool:
@@ -292,6 +299,7 @@ class Sender:
     def widen(self, more_bytes: int) -> bool:
         """Let the connection send `more_bytes` more; returns False when that is too much."""
         self.window += more_bytes
+        self._granted_bytes += more_bytes
         if self._ready:
             self.wake()
         return self.window <= WINDOW_MAX

@@ -483,7 +483,7 @@ class ServerConnection(Connection[ServerCall]):
 
     def on_ping(self) -> None:
         """Count a ping, and disconnect a client that sends too many."""
-        mark = self._last_stream_id, self.sender.window
+        mark = self._last_stream_id, self.sender.sent_bytes
         if not self._pings.is_allowed(mark, self.now_s()):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
 
