@@ -153,7 +153,9 @@ async def write_changes_in_turns(
         more = _usual_puts(messages, limits)
         changes += more or _changes(messages, len(changes), limits, now_ms)
         await clock.sleep_ms(0)
-    return _last_of_each_key(changes, limits)
+    by_key = _last_of_each_key(changes, limits)
+    await clock.sleep_ms(0)
+    return by_key
 
 
 def _usual_puts(messages: Sequence[kv_pb2.Change], limits: LimitSettings) -> list[Change] | None:
