@@ -131,6 +131,7 @@ async def test_processes_are_one_server(processes: Processes, tmp_path: Path) ->
     again.send(signal.SIGINT)
     assert await again.exited() == ExitCode.OK, again.report()
     assert snapshots(database) == before
+    assert "unexpected error" not in reader.stderr() + again.stderr()
     ended = [line for line in again.lines() if event("stopped")(line)]
     assert sorted(line.get("process", 0) for line in ended) == [0, 1, 2]
 

@@ -284,7 +284,7 @@ class Adapter:
         self._streams.add(stream)
         try:
             async with asyncio.TaskGroup() as tasks:
-                reader = tasks.create_task(stream.read(requests, tasks))
+                reader = tasks.create_task(_read(stream, requests, tasks))
                 try:
                     async for reply in stream.replies():
                         await call.write(_serialized(reply))
@@ -491,6 +491,14 @@ def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:
     except DecodeError:
         name = request_type.DESCRIPTOR.full_name
         raise InvalidRequest("request", f"the bytes are not a {name}") from None
+
+
+async def _read(
+    stream: DuplexStream, requests: AsyncIterator[Message], tasks: asyncio.TaskGroup
+) -> None:
+    """Read the requests. A call that is over is no error here: its handler is cancelled."""
+    with suppress(CallFailed):
+        await stream.read(requests, tasks)
 
 
 async def _take_first(call: StreamCall) -> None:
