@@ -40,10 +40,11 @@ async def in_levels(topic: Topic) -> AsyncIterator[tuple[str, Any]]:
         runtime = Runtime(LoopClock(), Random(1), InlineWorkers())
 
         async def compacted() -> None:
-            if engine.memtable.key_count:
+            while engine.memtable.key_count:  # again if a value has expired meanwhile
+                newest_seq = engine.newest_seq
                 await compact_store(store, runtime)
                 await engine.ownership.confirm()
-                while engine.memtable.key_count:  # noqa: ASYNC110 - it is seen from outside alone
+                while engine.memtable.key_count and engine.newest_seq == newest_seq:
                     await asyncio.sleep(0)
 
         yield served.listen, compacted
