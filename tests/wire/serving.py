@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -32,7 +32,7 @@ class Methods:
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the handler of a stream has
 
     def __post_init__(self) -> None:
-        self.by_path: Mapping[str, Unary | Streaming] = {
+        self.by_path: dict[str, Unary | Streaming] = {
             ECHO: Unary(self.echo),
             LATER: Unary(self.reply_later),
             CHAT: Streaming(self.chat),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 
 import pytest
 
@@ -243,3 +245,75 @@ async def test_a_closed_channel_refuses_calls() -> None:
         assert (await failure(client.unary(ECHO, b""))).code is StatusCode.CANCELLED
         with pytest.raises(CallFailed, match="CANCELLED"):
             await client.wait_ready(1)
+
+
+async def test_a_reset_by_the_server_gives_its_place_to_a_call_that_waits() -> None:
+    """With one stream at a time, the second call is sent when the server has reset the first."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        first, second = client.unary(ECHO, b"1"), client.unary(ECHO, b"2")
+        peer = await peers.get()
+        peer.send(frames.settings_frame({frames.MAX_CONCURRENT_STREAMS: 1}))
+        await peer.receive_exactly(len(frames.PREFACE))
+        await peer.receive(frames.DATA)
+        peer.send(frames.reset_frame(1, ErrorCode.CANCEL))
+        assert (await failure(first)).code is StatusCode.CANCELLED
+        _, _, stream_id, _ = await peer.receive(frames.DATA)
+        peer.send(reply(stream_id, b"two"))
+        assert await second == b"two"
+
+
+async def test_a_server_that_takes_no_calls_counts_as_none() -> None:
+    """A server that says goodbye with its greeting is not asked again until the backoff ends."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        call = client.unary(ECHO, b"x")
+        goodbye = frames.goaway_frame(0, ErrorCode.NO_ERROR)
+        (await peers.get()).send(frames.settings_frame({}) + goodbye)
+        failed = await failure(call)
+        assert (failed.is_unsent, failed.code) == (True, StatusCode.UNAVAILABLE)
+        assert "takes no calls" in (await failure(client.unary(ECHO, b"x"))).message
+        assert peers.empty()
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost", "localhost:x", "127.0.0.1:99999", "a..b:1", "例:1"]
+)
+async def test_an_address_that_is_none_fails_calls(address: str) -> None:
+    """Calls do not wait for a connection that cannot be."""
+    async with channel(address) as client:
+        for _ in range(2):
+            assert (await failure(client.unary(ECHO, b"x"))).is_unsent
+
+
+async def test_a_channel_that_is_closed_is_not_ready() -> None:
+    """Who waits for the connection is told, and is not cancelled."""
+    async with raw_server() as (address, peers):
+        client = WireChannel(address)
+        waiting = asyncio.create_task(client.wait_ready(5))
+        await peers.get()
+        await client.close()
+        with pytest.raises(CallFailed, match="the channel was closed"):
+            await waiting
+
+
+@pytest.mark.parametrize("item", [("token", "x\n"), ("Token", "x"), ("token", "a\r\nb"), ("", "x")])
+async def test_metadata_that_cannot_be_sent_is_refused(item: tuple[str, str]) -> None:
+    """It is an error of the caller, and the server sees nothing of it."""
+    async with serving() as it, channel(it.address) as client:
+        with pytest.raises(ValueError, match="cannot be sent"):
+            await client.unary(ECHO, b"x", metadata=[item])
+        assert await client.unary(ECHO, b"x") == b"x"
+
+
+async def test_a_call_that_is_over_is_not_kept() -> None:
+    """No cycle of references keeps request and reply until the next garbage collection."""
+    async with serving() as it, channel(it.address) as client:
+        gc.disable()
+        try:
+            call = client.unary(ECHO, b"x")
+            await call
+            kept = weakref.ref(call)
+            del call
+            await asyncio.sleep(0)  # the loop forgets what has woken this task
+            assert kept() is None
+        finally:
+            gc.enable()

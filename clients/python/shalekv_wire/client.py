@@ -96,27 +96,28 @@ class WireChannel:
         if self._usable() is not None:
             return
         self._check_open()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.shield(self._start_connecting())
-        except TimeoutError:
+        ended, _ = await asyncio.wait([self._start_connecting()], timeout=timeout_s)
+        self._check_open()
+        if not ended:
             text = f"no connection to the server within {timeout_s:g} s"
-            raise CallFailed(StatusCode.UNAVAILABLE, text, is_unsent=True) from None
+            raise CallFailed(StatusCode.UNAVAILABLE, text, is_unsent=True)
         if self._usable() is None:
             raise self._backoff.failure()
 
     async def close(self) -> None:
         """Close the connection: calls under way fail with CANCELLED."""
         self._is_closed = True
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
+        connecting = self._connecting
+        if connecting is not None:
+            connecting.cancel()
         text = "the channel was closed"
         while self._waiting:
             self._waiting.popleft().finish(CallFailed(StatusCode.CANCELLED, text, is_unsent=True))
         for transport in [*self._transports]:
             transport.close(StatusCode.CANCELLED, text)
         self.deadlines.close()
+        if connecting is not None:
+            await asyncio.wait([connecting])
 
     # --- for calls and connections
 
@@ -190,36 +191,41 @@ class WireChannel:
         return self._connecting
 
     async def _connect(self) -> None:
-        transport = _ClientTransport(self)
+        """Connect once; calls that wait fail when that fails, for whatever reason."""
         try:
             async with asyncio.timeout(self.options.connect_timeout_s):
-                await self._open_transport(transport)
-                await transport.ready
-        except (OSError, CallFailed) as error:  # a TimeoutError is an OSError
+                transport = await self._open_transport()
+        except Exception as error:  # noqa: BLE001 - calls would wait for ever
             reason = _reason_of(error) or f"no answer within {self.options.connect_timeout_s:g} s"
             self._backoff.note_failure(reason)
-            transport.close(StatusCode.UNAVAILABLE, reason)
-        except asyncio.CancelledError:
-            transport.close(StatusCode.CANCELLED, "the channel was closed")
-            raise
         else:
-            self._backoff.note_success()
             self._current = transport
+            if transport.takes_calls:
+                self._backoff.note_success()
+            else:
+                self._backoff.note_failure("the server takes no calls")
         finally:
             self._connecting = None
-        if self._current is None:
+        if self._usable() is None:
             while self._waiting:
                 self._waiting.popleft().finish(self._backoff.failure())
         self._open_waiting()
 
-    async def _open_transport(self, transport: _ClientTransport) -> None:
-        if self.address.startswith(UNIX_PREFIX):
-            path = self.address.removeprefix(UNIX_PREFIX)
-            await self.loop.create_unix_connection(lambda: transport, path)
-        else:
-            host, _, port = self.address.rpartition(":")
-            await self.loop.create_connection(lambda: transport, host.strip("[]"), int(port))
-        self._transports.add(transport)
+    async def _open_transport(self) -> _ClientTransport:
+        transport = _ClientTransport(self)
+        try:
+            if self.address.startswith(UNIX_PREFIX):
+                path = self.address.removeprefix(UNIX_PREFIX)
+                await self.loop.create_unix_connection(lambda: transport, path)
+            else:
+                host, _, port = self.address.rpartition(":")
+                await self.loop.create_connection(lambda: transport, host.strip("[]"), int(port))
+            self._transports.add(transport)
+            await transport.ready
+        except BaseException:
+            transport.close(StatusCode.UNAVAILABLE, "no connection")  # it has no calls
+            raise
+        return transport
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -258,10 +264,12 @@ class _Backoff:
         return CallFailed(StatusCode.UNAVAILABLE, text, is_unsent=True)
 
 
-def _reason_of(error: OSError | CallFailed) -> str:
+def _reason_of(error: Exception) -> str:
     """Return why there is no connection; the system's words, which do not repeat the address."""
     if isinstance(error, CallFailed):
         return error.message
+    if not isinstance(error, OSError):
+        return f"the address cannot be used: {error}"
     if error.errno and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
     return error.strerror or str(error)

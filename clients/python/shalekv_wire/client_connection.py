@@ -26,7 +26,7 @@ from shalekv_wire.headers import (
 )
 from shalekv_wire.sending import Sender
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
-from shalekv_wire.stream import STREAM_WINDOW, Limits, ReceivedBytes, Stream
+from shalekv_wire.stream import STREAM_WINDOW, Limits, ReceivedBytes, Stream, wake
 
 _POST_HTTP = b"\x83\x86"  # the fields `:method: POST` and `:scheme: http`
 _INFORMATIONAL = range(100, 200)
@@ -213,13 +213,13 @@ class ReplyFuture(asyncio.Future[bytes]):
     def __init__(self, call: UnaryClientCall) -> None:
         """Wait for the reply to `call`."""
         super().__init__(loop=asyncio.get_running_loop())
-        self._call = call
+        self.call: UnaryClientCall | None = call  # None: it is over
 
     def cancel(self, msg: object = None) -> bool:
         """Cancel the future, and with it the call."""
         is_cancelled = super().cancel(msg)
-        if is_cancelled:
-            self._call.cancel()
+        if is_cancelled and self.call is not None:
+            self.call.cancel()
         return is_cancelled
 
 
@@ -256,6 +256,7 @@ class UnaryClientCall(ClientCall):
 
     def on_done(self) -> None:
         """Give the reply or the failure to the caller."""
+        self.future.call = None  # no cycle of references keeps request and reply
         if self.future.done():
             return
         if self.failure is not None:
@@ -333,24 +334,24 @@ class StreamClientCall(ClientCall):
 
     def on_opened(self) -> None:
         """Let the writer begin."""
-        _wake(self._opened)
+        wake(self._opened)
 
     def on_message(self, message: bytes) -> None:
         """Keep the message until it is read."""
         if self.is_done:
             return
         self._messages.append(message)
-        _wake(self._reader)
+        wake(self._reader)
 
     def on_sent(self) -> None:
         """Let the writer go on."""
-        _wake(self._writer)
+        wake(self._writer)
 
     def on_done(self) -> None:
         """Wake whoever waits."""
-        _wake(self._opened)
-        _wake(self._reader)
-        _wake(self._writer)
+        wake(self._opened)
+        wake(self._reader)
+        wake(self._writer)
 
 
 class ClientConnection(Connection[ClientCall]):
@@ -505,8 +506,3 @@ class ClientConnection(Connection[ClientCall]):
 
     def _is_begun_again(self, call: ClientCall) -> bool:
         return not call.is_done and call.channel.begin_again(call)
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)

@@ -244,6 +244,7 @@ class Connection(ABC, Generic[StreamT]):
         self.allowance.use()
         stream = self.streams.get(fault.stream_id)
         if stream is None:
+            self.forget(fault.stream_id)
             self.sender.control(frames.reset_frame(fault.stream_id, fault.code))
             return
         self.reset(stream, fault.code)
@@ -253,8 +254,6 @@ class Connection(ABC, Generic[StreamT]):
         size = end - begin
         self._unacknowledged_bytes += size
         if self._unacknowledged_bytes > CONNECTION_WINDOW // 2:
-            if self._unacknowledged_bytes > CONNECTION_WINDOW:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more than the window")
             self.sender.control(frames.window_update(0, self._unacknowledged_bytes))
             self._unacknowledged_bytes = 0
         stream = self.streams.get(stream_id)
@@ -272,8 +271,8 @@ class Connection(ABC, Generic[StreamT]):
             self.allowance.use()
         if flags & END_STREAM:
             self._end(stream)
-        elif stream.unacknowledged_bytes > STREAM_WINDOW // 2 and stream.wants_messages:
-            stream.acknowledge()
+        else:
+            stream.on_pause()
 
     def _end(self, stream: StreamT) -> None:
         """Note that the peer has ended its side."""
@@ -348,7 +347,7 @@ class Connection(ABC, Generic[StreamT]):
         if not stream_id or self.is_idle(stream_id):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a RST_STREAM of an idle stream")
         self._forgotten.pop(stream_id, None)
-        stream = self.streams.pop(stream_id, None)
+        stream = self.streams.get(stream_id)
         if stream is None:
             self.allowance.use()
             return
@@ -357,6 +356,7 @@ class Connection(ABC, Generic[StreamT]):
         self.sender.forget(stream)
         stream.drop_partial()
         stream.is_local_done = stream.is_remote_done = True
+        self.remove(stream)
         stream.on_closed(frames.error_code(code), "the peer has reset the stream")
 
     def _receive_settings(
@@ -477,10 +477,3 @@ def _check_priority(stream_id: int, data: bytes, begin: int, end: int) -> None:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame without its priority")
     if _LENGTH(data, begin)[0] & WINDOW_MAX == stream_id:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
-
-
-def _error_code(number: int) -> ErrorCode:
-    try:
-        return ErrorCode(number)
-    except ValueError:
-        return ErrorCode.INTERNAL_ERROR

@@ -41,6 +41,7 @@ _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNIT_S = {b"H": 3_600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT_NUMBER_MAX = 99_900_000  # of eight digits that are allowed, three are used
 _THREE_DIGITS = 100
+_LENGTH_DIGITS_MAX = 18  # of a content-length
 # Field names of HTTP/2 (RFC 9113, 8.2.1): tokens without upper case.
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 # Peers of gRPC send values with a space at an end as they are, against RFC 9113, 8.2.1.
@@ -228,13 +229,19 @@ def _integer(number: int, prefix_bits: int, pattern: int) -> bytes:
 
 
 def metadata_fields(metadata: Metadata) -> bytes:
-    """Encode metadata; binary values (of keys that end with -bin) in base64."""
+    """Encode metadata; binary values (of keys that end with -bin) in base64.
+
+    Raises ValueError: a key or a value cannot be sent.
+    """
     encoded = bytearray()
     for key, value in metadata:
+        name = key.encode("ascii")
         data = value if isinstance(value, bytes) else value.encode("latin-1")
         if key.endswith("-bin"):
             data = base64.b64encode(data).rstrip(b"=")
-        encoded += literal(key.encode("ascii"), data)
+        if not _NAME.fullmatch(name) or _BAD_VALUE.search(data):
+            raise ValueError(f"metadata with the key {key!r} cannot be sent")
+        encoded += literal(name, data)
     return bytes(encoded)
 
 
@@ -387,7 +394,7 @@ def _content_length(named: dict[bytes, bytes]) -> int | None:
     length = named.get(b"content-length")
     if length is None:
         return None
-    if not length.isdigit():
+    if not length.isdigit() or len(length) > _LENGTH_DIGITS_MAX:
         raise Malformed(f"the content-length {length!r} is none")
     return int(length)
 

@@ -31,7 +31,8 @@ from shalekv_wire.frames import (
 from shalekv_wire.headers import CONTENT_TYPE, FieldEncoder
 
 PREFIX_BYTES = 5  # of a message of gRPC: whether it is compressed, and its length
-TURN_BYTES_MAX = 256 * 1024  # sent in one turn of the event loop by streams that had to wait
+# Sent in one turn of the event loop by messages at once, and as much by streams that had to wait.
+TURN_BYTES_MAX = 512 * 1024
 
 _STATUS_200 = b"\x88"
 _CONTENT_TYPE = (b"content-type", CONTENT_TYPE)
@@ -193,10 +194,12 @@ class Sender:
             or size > self.window
             or size > stream.send_window
             or size > PAYLOAD_BYTES_MAX
+            or self._held_bytes > TURN_BYTES_MAX
         ):
             self._reply_in_parts(stream, message)
             return
         self.window -= size
+        self._held_bytes += size
         stream_id = stream.id
         self._frames += (
             _REPLY(

@@ -96,6 +96,7 @@ class WireServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._check: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # a connection has ended
+        self.is_stopping = False  # connections that come now are closed
 
     async def serve(self, sock: socket.socket) -> None:
         """Accept connections of a bound socket (TCP or unix) from now on, until `stop`."""
@@ -122,6 +123,7 @@ class WireServer:
         Clients are told to send later calls elsewhere; those on their way are answered. Calls that
         are in progress at the end are cancelled, and their clients see a lost connection.
         """
+        self.is_stopping = True
         for listener in self._listeners:
             listener.close()
         for connection in [*self.connections]:
@@ -157,8 +159,10 @@ class WireServer:
     async def _run(self, call: StreamCall, handler: StreamHandler) -> None:
         try:
             await handler(call)
-        except CallFailed:
-            pass  # the call is over
+        except (
+            CallFailed
+        ) as failed:  # the call is over, or one that the handler has made has failed
+            call.end(failed.code, failed.message, failed.details)
         except asyncio.CancelledError:
             call.end(StatusCode.CANCELLED, "the call was cancelled in the server")
             raise
@@ -232,7 +236,7 @@ class _ServerTransport(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment] # uvloop has classes of its own
         server = self._server
-        if len(server.connections) >= server.options.connections_max:
+        if server.is_stopping or len(server.connections) >= server.options.connections_max:
             self._transport.abort()
             return
         server.connections.add(self)

@@ -40,7 +40,14 @@ from shalekv_wire.headers import (
 )
 from shalekv_wire.sending import Sender
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
-from shalekv_wire.stream import MESSAGE_OVERHEAD_BYTES, STREAM_WINDOW, Limits, ReceivedBytes, Stream
+from shalekv_wire.stream import (
+    MESSAGE_OVERHEAD_BYTES,
+    STREAM_WINDOW,
+    Limits,
+    ReceivedBytes,
+    Stream,
+    wake,
+)
 
 UnaryHandler: TypeAlias = Callable[["ServerCall", bytes], None]
 StreamHandler: TypeAlias = "Callable[[StreamCall], Coroutine[Any, Any, None]]"
@@ -228,7 +235,10 @@ class ServerCall(Stream):
         on_cancel = self.on_cancel
         self._leave()
         if on_cancel is not None:
-            on_cancel()
+            try:
+                on_cancel()
+            except Exception:  # noqa: BLE001 - a bug in one call must not end others
+                _log.exception("unexpected error at the cancellation of %s", self.path)
 
     def _leave(self) -> None:
         if self.deadline_s is not None:
@@ -239,7 +249,7 @@ class ServerCall(Stream):
 class UnaryCall(ServerCall):
     """A call with one request and one reply."""
 
-    __slots__ = ("_handler", "_request")
+    __slots__ = ("_handler", "_held_bytes", "_request")
 
     def __init__(
         self,
@@ -252,6 +262,7 @@ class UnaryCall(ServerCall):
         super().__init__(connection, stream_id, head)
         self._handler = handler
         self._request: bytes | None = None
+        self._held_bytes = 0  # counted for a request that waits for the end of its stream
 
     def on_message(self, message: bytes) -> None:
         """Take the request."""
@@ -260,9 +271,28 @@ class UnaryCall(ServerCall):
         else:
             self.on_problem(StatusCode.INTERNAL, "more than one request in a unary call")
 
+    def on_pause(self) -> None:
+        """Count a request whose end did not come with it."""
+        if self._request is not None and not self._held_bytes:
+            size = len(self._request) + MESSAGE_OVERHEAD_BYTES
+            if self.hold(size):
+                self._held_bytes = size
+        super().on_pause()
+
+    def _cancel(self) -> None:
+        self._request = None
+        self._release()
+        super()._cancel()
+
+    def _release(self) -> None:
+        self.connection.received.held -= self._held_bytes
+        self._held_bytes = 0
+
     def on_end(self) -> None:
         """Call the handler: the request is complete."""
         request, self._request = self._request, None
+        if self._held_bytes:
+            self._release()
         if self.is_local_done:
             return
         if request is None:
@@ -339,31 +369,29 @@ class StreamCall(ServerCall):
         if self.hold(size):
             self._unread_bytes += size
             self._messages.append(message)
-            _wake(self._reader)
+            wake(self._reader)
 
     def on_end(self) -> None:
         """Note that the client sends no more."""
-        _wake(self._reader)
+        wake(self._reader)
 
     def on_sent(self) -> None:
         """Let the writer go on."""
-        _wake(self._writer)
+        wake(self._writer)
 
     def on_local_end(self) -> None:
-        """Drop what was not read."""
+        """Let the call go, with what was not read."""
         super().on_local_end()
-        self._drop_unread()
+        self._leave()
 
-    def _cancel(self) -> None:
-        self._drop_unread()
-        super()._cancel()
-        _wake(self._reader)
-        _wake(self._writer)
-
-    def _drop_unread(self) -> None:
+    def _leave(self) -> None:
+        """Drop what was not read, and let reader and writer see that the call is over."""
+        super()._leave()
         self._messages.clear()
         self.connection.received.held -= self._unread_bytes
         self._unread_bytes = 0
+        wake(self._reader)
+        wake(self._writer)
 
 
 class PlainRequest(ServerCall):
@@ -384,9 +412,6 @@ class PlainRequest(ServerCall):
         sender, status = self.connection.sender, b"%d" % self.head.http_status
         sender.headers(self.id, literal(b":status", status) + _PLAIN_FIELDS)
         sender.body(self, _PLAIN_BODY)
-
-    def on_sent(self) -> None:
-        """Note nothing: the end follows by itself."""
 
 
 class ServerConnection(Connection[ServerCall]):
@@ -416,7 +441,7 @@ class ServerConnection(Connection[ServerCall]):
         self._decoder = HeaderDecoder(request_head, list_bytes_max=limits.metadata_bytes_max)
         self._last_stream_id = 0
         self._awaited: bytes | None = PREFACE  # the rest of it; None: it was received
-        self._has_settings = False
+        self.is_established = False  # the client has shown that it speaks HTTP/2
         self._pings = Pings()
         self._begun: list[ServerCall] = []  # with a deadline, in the bytes that are being received
         sender.control(
@@ -429,11 +454,6 @@ class ServerConnection(Connection[ServerCall]):
             )
             + frames.window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW)
         )
-
-    @property
-    def is_established(self) -> bool:
-        """Return whether the client has shown that it speaks HTTP/2."""
-        return self._has_settings
 
     @property
     def is_finished(self) -> bool:
@@ -487,9 +507,6 @@ class ServerConnection(Connection[ServerCall]):
         if not self._pings.is_allowed(mark, self.now_s()):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
 
-    def on_settings(self, name: int, value: int) -> None:
-        """Note nothing: what counts was noted before."""
-
     def is_idle(self, stream_id: int) -> bool:
         """Return whether no such stream was ever opened."""
         return stream_id > self._last_stream_id or not stream_id & 1
@@ -498,11 +515,11 @@ class ServerConnection(Connection[ServerCall]):
         self, flags: int, stream_id: int, data: bytes, begin: int, end: int
     ) -> None:
         super()._receive_settings(flags, stream_id, data, begin, end)
-        self._has_settings = True
+        self.is_established = True
 
     def on_header_block(self, stream_id: int, block: bytes, *, ends: bool) -> None:
         """Begin a call, or take the trailers of a request."""
-        if not self._has_settings:
+        if not self.is_established:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no SETTINGS at the beginning")
         if stream_id <= self._last_stream_id:
             self._on_trailers(stream_id, block, ends=ends)
@@ -579,8 +596,3 @@ class ServerConnection(Connection[ServerCall]):
         if not ends:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "trailers that do not end")
         self._end(stream)
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)

@@ -6,6 +6,7 @@ say what to do with a message, an end, and a reset.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import zlib
 from abc import ABC, abstractmethod
@@ -128,6 +129,11 @@ class Stream(ABC):
         """Return whether the peer may send more: no message waits to be read."""
         return True
 
+    def on_pause(self) -> None:
+        """Note the end of a DATA frame that does not end the stream."""
+        if self.wants_messages:
+            self.acknowledge()
+
     def acknowledge(self) -> None:
         """Let the peer send as much as it has sent, if that is worth a frame."""
         if self.unacknowledged_bytes > STREAM_WINDOW // 2 and not self.is_remote_done:
@@ -218,3 +224,9 @@ class Stream(ABC):
         limit = self.connection.limits.message_bytes_max
         text = f"a message has more than {limit} bytes (message_bytes_max): at least {size}"
         self.on_problem(StatusCode.RESOURCE_EXHAUSTED, text)
+
+
+def wake(waiter: asyncio.Future[None] | None) -> None:
+    """Let the task that waits for the future go on, if there is one."""
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
