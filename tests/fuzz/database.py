@@ -44,6 +44,7 @@ from tests.kit.engine.backups import Place, back_up
 from tests.kit.in_process_cluster import CALL, InProcessCluster, running
 from tests.kit.inline_runtime import gathered
 from tests.kit.processes.in_process import real_runtime
+from tests.kit.serving.answers import parsed
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
@@ -182,7 +183,7 @@ async def compact(roles: InProcessCluster, codec: LevelCodec, *, l0_trigger_coun
 
 async def call(method: Any, request: Any) -> Any:
     answer = method(request, CALL)
-    return await answer if asyncio.iscoroutine(answer) or hasattr(answer, "__await__") else answer
+    return parsed(request, await answer if hasattr(answer, "__await__") else answer)
 
 
 Read = Callable[[bytes], object]

@@ -52,6 +52,7 @@ from shalekv.store.files import REAL_FILE_SYSTEM, DurableFiles, FileStatus, File
 
 PAGE_NAMES = 1_000  # files that one call of a worker reads the status of, or deletes
 KEPT_FILES_MAX = 128  # open SSTs: a process may often have no more than 1,024 open files
+SWEEP_INTERVAL_MS = 5_000  # between two searches for open SSTs that were deleted
 SCANS_MAX = 3  # how often a folder is read for one list while it keeps changing
 TIME_STEP_MS = 1_000  # coarsest resolution of times on file systems with hard links
 RANDOM_BITS = 64  # in the name of a temporary file; a clash would only mean another attempt
@@ -349,6 +350,7 @@ class LocalStore(ObjectStore):
 
     def _page(self, names: Names) -> tuple[tuple[ObjectInfo, ...], frozenset[str]]:
         """Read the status of these files; also return the objects that are no longer there."""
+        self._kept.drop_deleted()
         files: dict[str, FileStatus] = {}
         missing: set[str] = set()
         with self._store_errors("list", names[0]):
@@ -451,14 +453,15 @@ class _KeptFiles:
     """SSTs that stay open, so that a read of a part need not open the file.
 
     They never change, so an open file has what its name has. Workers add and drop files; the event
-    loop only looks them up, which needs no lock. When a file is added, those that were deleted
-    meanwhile are closed, by whichever process they were deleted: their space is not free before.
+    loop only looks them up, which needs no lock. The space of a deleted file is not free before it
+    is closed: files that any process has deleted are closed now and then, with a list or an open.
     """
 
     def __init__(self, filesystem: FileSystem) -> None:
         """Begin without files."""
         self._filesystem = filesystem
         self._lock = threading.Lock()
+        self._next_sweep_ms = 0  # by the clock of the file system
         self._files: dict[str, _KeptFile] = {}  # in the order in which they were added or spared
 
     def find(self, name: str) -> _KeptFile | None:
@@ -470,10 +473,8 @@ class _KeptFiles:
 
     def add(self, name: str, file: _KeptFile) -> None:
         """Keep a file open."""
+        self.drop_deleted()
         with self._lock:
-            for other, kept in [*self._files.items()]:
-                if not self._filesystem.fstat(kept.descriptor).links:
-                    del self._files[other]
             while len(self._files) >= KEPT_FILES_MAX:
                 self._evict()
             self._files[name] = file
@@ -483,6 +484,16 @@ class _KeptFiles:
         with self._lock:
             for name in names:
                 self._files.pop(name, None)
+
+    def drop_deleted(self) -> None:
+        """Close the files that were deleted, if it was not done a moment ago."""
+        now_ms = self._filesystem.now_ms()
+        with self._lock:
+            if not self._files or now_ms < self._next_sweep_ms:
+                return
+            self._next_sweep_ms = now_ms + SWEEP_INTERVAL_MS
+            kept = [*self._files.items()]
+        self.drop([n for n, at in kept if not self._filesystem.fstat(at.descriptor).links])
 
     def clear(self) -> None:
         """Close all files."""

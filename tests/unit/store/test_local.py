@@ -15,7 +15,7 @@ from shalekv.errors import InvalidUrl, ObjectNotFound, StoreUnavailable
 from shalekv.store.api import Created, Exists
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem, FolderEntry
 from shalekv.store.local import LocalStore
-from tests.kit.constants import constants
+from tests.kit.constants import set_constants
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.disks.warm import WarmFileSystem
 from tests.kit.inline_runtime import finish, inline_runtime
@@ -255,21 +255,20 @@ def test_what_is_not_in_the_page_cache_is_left_to_a_worker(root: Path) -> None:
     assert store.sent.total == before
 
 
-def test_few_ssts_stay_open(root: Path) -> None:
+def test_few_ssts_stay_open(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most so many stay open, those that are used rather than others, and no deleted ones,
     whoever has deleted them.
     """
+    limits = {"KEPT_FILES_MAX": 3, "SWEEP_INTERVAL_MS": 0}
+    set_constants(monkeypatch, {f"shalekv.store.local:{name}": at for name, at in limits.items()})
     levels, filesystem = warm_levels(root)
 
     def open_ssts() -> set[str]:
         return {f"levels/{path.name}" for path in filesystem.open_files.values()}
 
-    with constants({"shalekv.store.local:KEPT_FILES_MAX": 3}):
-        for number in (0, 1, 2):
-            finish(levels.get_range(SST % number, 0, 1))
-        finish(levels.get_range(SST % 0, 0, 1))
-        finish(levels.get_range(SST % 3, 0, 1))
-        assert open_ssts() == {SST % 0, SST % 2, SST % 3}
+    for number in (0, 1, 2, 0, 3):
+        finish(levels.get_range(SST % number, 0, 1))
+    assert open_ssts() == {SST % 0, SST % 2, SST % 3}
     finish(levels.delete([SST % 2]))
     assert open_ssts() == {SST % 0, SST % 3}
     (root / (SST % 3)).unlink()
@@ -278,5 +277,8 @@ def test_few_ssts_stay_open(root: Path) -> None:
     assert open_ssts() == {SST % 0, SST % 4}
     with pytest.raises(ObjectNotFound):
         finish(levels.get_range(SST % 3, 0, 1))
+    (root / (SST % 0)).unlink()
+    assert names(levels, "levels/") == [SST % 1, SST % 4]
+    assert open_ssts() == {SST % 4}
     finish(levels.close())
     assert open_ssts() == set()
