@@ -317,3 +317,16 @@ async def test_a_call_that_is_over_is_not_kept() -> None:
             assert kept() is None
         finally:
             gc.enable()
+
+
+async def test_a_stream_whose_last_message_is_cut_off_has_failed() -> None:
+    """The status OK does not make up for the part of a message that is missing."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        call = client.stream(CHAT)
+        peer = await greeted(peers)
+        await peer.receive(frames.HEADERS)
+        cut_off = frames.frame(frames.DATA, 0, 1, b"\0\0\0\0\x09x")
+        end = frames.header_frames(OK, frames.END_STREAM, 1)
+        peer.send(frames.header_frames(GRPC, 0, 1) + cut_off + end)
+        with pytest.raises(CallFailed, match="INTERNAL: the last message is cut off"):
+            await call.read()

@@ -128,6 +128,8 @@ class ClientCall(Stream):
             self._abandon(self._not_grpc(head))
         elif head.status is None or not ends:
             self._abandon(CallFailed(StatusCode.INTERNAL, "the trailers have no grpc-status"))
+        elif head.status is StatusCode.OK and self.partial is not None:
+            self._abandon(CallFailed(StatusCode.INTERNAL, "the last message is cut off"))
         elif head.status is StatusCode.OK:
             self.finish(None)
         else:
