@@ -437,6 +437,7 @@ class ServerConnection(Connection[ServerCall]):
         self.now_s = now_s
         self.is_draining = False  # streams that begin now are refused
         self._is_asked_to_go = False  # by a GOAWAY that refuses no stream yet
+        self._has_answered = False  # and knows it
         self._find = find
         self._decoder = HeaderDecoder(request_head, list_bytes_max=limits.metadata_bytes_max)
         self._last_stream_id = 0
@@ -482,6 +483,8 @@ class ServerConnection(Connection[ServerCall]):
                 if not call.is_remote_done:
                     self.host.watch_deadline(call)
             self._begun.clear()
+        if self._has_answered:  # what the client had begun may follow its answer at once
+            self.finish_drain()
 
     def begin_drain(self) -> None:
         """Ask the client to open no more streams; those on their way are still answered."""
@@ -498,8 +501,7 @@ class ServerConnection(Connection[ServerCall]):
 
     def on_pong(self) -> None:
         """Note that the client has seen that it should open no more streams."""
-        if self._is_asked_to_go:
-            self.finish_drain()
+        self._has_answered = self._is_asked_to_go
 
     def on_ping(self) -> None:
         """Count a ping, and disconnect a client that sends too many."""
