@@ -50,6 +50,9 @@ UNREAD_BYTES_MAX = 1024 * 1024
 # A connection that is closed has this time to write what it has; then it is aborted.
 CLOSE_TIMEOUT_S = 5.0
 WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wait
+# After so many bytes in one piece, other connections have their turn: uvloop would go on to read
+# from this one, for megabytes of requests.
+TURN_READ_BYTES = 128 * 1024
 AGE_SPREAD = 0.1  # the age of a connection differs by this part, so that not all end at once
 
 # A client without traffic is probed after a minute, and is gone when it does not answer: in 90
@@ -257,6 +260,13 @@ class _ServerTransport(asyncio.Protocol):
         self._sender.is_held = True
         self._connection.receive(data)
         self._flush()
+        if len(data) >= TURN_READ_BYTES:
+            self._transport.pause_reading()
+            self._server.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._closing_s is None:
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self._sender.is_paused = True
