@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ class Outcome:
     found: Found
     took_s: float
     failure: str = ""
-    lines: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         found = self.found

@@ -41,7 +41,8 @@ def run_all(given: argparse.Namespace) -> int:
         for measure in MEASURES
         if measure.name in given.names or not (given.names or measure.is_long)
     ]
-    flags, load = tuple(given.flags.split()), os.getloadavg()[0]
+    flags = tuple(given.flags.split())
+    results = circumstances(flags)
     outcomes = [
         run_one(
             measure,
@@ -51,7 +52,7 @@ def run_all(given: argparse.Namespace) -> int:
         )
         for measure in chosen
     ]
-    results = as_json(outcomes, flags, load)
+    results["measures"] = [outcome.as_json() for outcome in outcomes]
     if not given.tiny:
         report.keep(results, writes=given.write)
     failed = [outcome.measure.name for outcome in outcomes if outcome.failure]
@@ -80,10 +81,8 @@ def run_one(
     return outcome
 
 
-def as_json(
-    outcomes: Sequence[Outcome], flags: Sequence[str] = (), load: float = 0.0
-) -> dict[str, Any]:
-    """Return all that is known about a run; `load` is that of the machine before it."""
+def circumstances(flags: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what is known before a run: commit, date, and the machine."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": report.git("rev-parse", "--short=12", "HEAD"),
@@ -91,9 +90,8 @@ def as_json(
         "flags": list(flags),
         "machine": {
             "processors": os.cpu_count(),
-            "load": round(load, 1),
+            "load": round(os.getloadavg()[0], 1),
             "kernel": platform.release(),
             "python": platform.python_version(),
         },
-        "measures": [outcome.as_json() for outcome in outcomes],
     }

@@ -79,6 +79,11 @@ class Stage:
     flags: tuple[str, ...] = ()  # more flags of our servers
     numbers: count[int] = field(default_factory=count)
 
+    @property
+    def line_s(self) -> float:
+        """Time between two lines of a probe."""
+        return self.sized(1.0, 0.2)
+
     def sized(self, full: T, tiny: T) -> T:
         return tiny if self.is_tiny else full
 
@@ -126,9 +131,10 @@ class Stage:
         return child
 
     async def serve_probed(self, lines: Path, url: str, *flags: str) -> Target:
-        """Start a writer that writes a line each second: see `tests.bench.programs.probed`."""
+        """Start a writer that writes a line each `line_s`: see `tests.bench.programs.probed`."""
         await asyncio.to_thread(lines.touch)
-        argv = ["-m", "tests.bench.programs.probed", str(lines), "serve", "--create", "--url", url]
+        argv = ["-m", "tests.bench.programs.probed", str(lines), str(self.line_s), "serve"]
+        argv += ["--create", "--url", url]
         argv += ["--listen", "127.0.0.1:0", "--log-format", "json", *self.flags, *flags]
         env = {"PYTHONPATH": str(ROOT)}
         child = self.processes.start(*argv, program=sys.executable, env=env)
@@ -188,16 +194,23 @@ class Stage:
                     found.side(name, figures)
 
     async def program(
-        self, module: str, *argv: str, env: Mapping[str, str] | None = None
+        self,
+        module: str,
+        *argv: str,
+        env: Mapping[str, str] | None = None,
+        within_s: float = RUN_S,
     ) -> dict[str, Any]:
         """Run a module of `tests.bench.programs` to its end; its last line is JSON."""
         command = [sys.executable, "-m", f"tests.bench.programs.{module}", *argv]
-        output = await run(command, env={"PYTHONPATH": str(ROOT)} | dict(env or {}))
+        paths = {"PYTHONPATH": str(ROOT)}
+        output = await run(command, env=paths | dict(env or {}), within_s=within_s)
         told: dict[str, Any] = json.loads(output.splitlines()[-1])
         return told
 
 
-async def run(argv: list[str], *, env: Mapping[str, str] | None = None) -> str:
+async def run(
+    argv: list[str], *, env: Mapping[str, str] | None = None, within_s: float = RUN_S
+) -> str:
     """Run a program to its end, and return its output."""
 
     def wait() -> str:
@@ -208,7 +221,7 @@ async def run(argv: list[str], *, env: Mapping[str, str] | None = None) -> str:
             capture_output=True,
             text=True,
             check=False,
-            timeout=RUN_S,
+            timeout=within_s,
             cwd=ROOT,
         )
         if done.returncode:

@@ -12,7 +12,7 @@ from tests.bench.measures.all import MEASURES
 from tests.bench.memory import flatness, main
 from tests.bench.plan import Measure, Outcome
 from tests.bench.report import document, section, short
-from tests.bench.running import as_json, run_one
+from tests.bench.running import circumstances, run_one
 
 SHORT = [measure for measure in MEASURES if not measure.is_long]
 
@@ -34,7 +34,7 @@ def test_a_measure_runs(measure: Measure) -> None:
     left_out = {goal.key for goal in measure.goals} - set(outcome.found.samples)
     assert left_out <= LEFT_OUT.get(measure.name, set())
     assert counted(outcome)
-    results = as_json([outcome])
+    results = circumstances() | {"measures": [outcome.as_json()]}
     assert all(goal["text"] in section(results["measures"][0]) for goal in _goals(results))
     assert all(goal["text"] in document(results) for goal in _goals(results))
     assert short(results)["figures"]

@@ -14,7 +14,6 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "server/shalekv/format/quorum_messages.py": "refuses a message whose sections go back",
     },
     "sleeping": {
-        "tests/bench/measures/processes.py": "waits for the next line of a probe",
         "tests/bench/memory.py": "looks at memory each second",
         "tests/e2e/test_clone.py": "looks again and again at the objects of other processes",
         "tests/e2e/test_slow_scan.py": "is a client that takes a megabyte each second",

@@ -10,6 +10,7 @@ from tests.servers.obtain import obtained
 
 OURS, SLATEDB = "ShaleKV", "SlateDB's binding"
 BUCKET = "bench"
+SPARK_S = 1_800.0
 OPERATIONS = ("memory put", "batch put", "get", "scan")
 
 
@@ -87,7 +88,8 @@ async def opening(stage: Stage, found: Found) -> None:
 async def spark(stage: Stage, found: Found) -> None:
     """The pipeline beside Parquet in one session, on both processors."""
     folder, rows = stage.new_folder("spark"), stage.sized(1_000_000, 400)
-    told = await stage.program("spark", str(folder), str(rows), str(stage.sized(3, 1)))
+    argv = (str(folder), str(rows), str(stage.sized(3, 1)))
+    told = await stage.program("spark", *argv, within_s=SPARK_S)
     for name, taken_s in told.items():
         for each in taken_s:
             found.side(name, {"s": each, "rows/s": rows / each})

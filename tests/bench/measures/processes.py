@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -46,28 +47,34 @@ async def loop_turns(stage: Stage, found: Found) -> None:
     }
     longest, all_late = 0.0, list[float]()
     for name, load in loads.items():
-        read = _read(lines)
+        read = await _lines(lines)
         await stage.put_under_load(server, load, seconds=stage.sized(2.5, 0.1))
-        await asyncio.sleep(stage.sized(1.1, 1.1))  # the probe writes each second
-        late = _late(_read(lines)[len(read) :])
+        late = _late((await _lines(lines))[len(read) :])
         found.side(name, _quantiles(late))
         longest, all_late = max(longest, late[-1]), all_late + late
-    read = _read(lines)
+    read = await _lines(lines)
     await asyncio.gather(
         *(
             stage.put_under_load(server, load, seconds=stage.sized(5.0, 0.1))
             for load in loads.values()
         )
     )
-    await asyncio.sleep(1.1)
-    late = _late(_read(lines)[len(read) :])
+    late = _late((await _lines(lines))[len(read) :])
     found.side("all at once", _quantiles(late))
     found.add("longest", max(longest, late[-1]))
     found.add("p999", _quantiles(sorted(all_late + late))["p99.9 ms"])
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+async def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a probe, once one of them tells of this moment."""
+    asked_s = time.time()
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            whole, _, _ = (await asyncio.to_thread(path.read_text)).rpartition("\n")
+            found = [json.loads(line) for line in whole.splitlines()]
+            if found and found[-1]["at_s"] >= asked_s:
+                return found
+            await LoopClock().sleep_ms(50)
 
 
 def _late(lines: list[dict[str, Any]]) -> list[float]:
@@ -89,13 +96,11 @@ async def commits(stage: Stage, found: Found) -> None:
     server = await stage.serve_probed(lines, f"file://{stage.new_folder('database')}/db", *ALONE)
     prepared = stage.requests(requests.puts(requests.keys(100)))
     for in_flight in (1, 64):
-        await asyncio.sleep(1.1)  # the probe writes each second
-        read, began = _read(lines), await status(server.address)
+        read, began = await _lines(lines), await status(server.address)
         load = Load(f"{KV}/Put", prepared, in_flight)
         await stage.put_under_load(server, load, count=stage.sized(1_000, 200))
         ended = await status(server.address)
-        await asyncio.sleep(1.1)
-        syncs = sum(line["syncs"] for line in _read(lines)[len(read) :])
+        syncs = sum(line["syncs"] for line in (await _lines(lines))[len(read) :])
         objects = ended.writer.wal_objects_written - began.writer.wal_objects_written
         creates = _wal_creates(ended) - _wal_creates(began)
         found.add("requests", creates / objects)

@@ -1,11 +1,11 @@
 """`shalekv`, with probes of its event loop and of the garbage collector: for `serve` and `reader`.
 
-    probed.py FILE ARGUMENTS...
+    probed.py FILE SECONDS ARGUMENTS...
 
-Each second a line of JSON goes to FILE: how late timers were, what collections took, and how many
-files and folders were synced. A timer is
-late by the turn of the loop that it falls into. What the process waited for a processor meanwhile
-is not counted, since other processes have it.
+After each so many seconds a line of JSON goes to FILE: how late timers were, what collections took,
+and how many files and folders were synced. A timer is late by the turn of the loop that it falls
+into. What the process waited for a processor meanwhile is not counted, since other processes have
+it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import uvloop
 from shalekv.cli.main import main
 
 TICK_S = 0.002
-LINE_S = 1.0
 
 
 class Probe:
     """Measures from the event loop of a server, and from its garbage collector."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, line_s: float) -> None:
         self._file = path.open("a")
+        self._line_s = line_s
         self._loop = asyncio.get_running_loop()
         schedule = f"/proc/self/task/{threading.get_native_id()}/schedstat"
         self._schedule = os.open(schedule, os.O_RDONLY)
@@ -76,7 +76,7 @@ class Probe:
         self._late_ms.append(max(0.0, late_s - waited_s) * 1_000)
         self._waits_ms.append(waited_s * 1_000)
         self._delay_s = delay_s
-        if now_s - self._told_s >= LINE_S:
+        if now_s - self._told_s >= self._line_s:
             self.tell()
         self._plan()
 
@@ -99,12 +99,12 @@ class Probe:
             self._pauses.append((known["generation"], took_ms))
 
 
-def probe_loops(path: Path) -> None:
+def probe_loops(path: Path, line_s: float) -> None:
     """Probe the loops that `uvloop.run` starts from now on."""
     run = uvloop.run
 
     async def probed(given: Coroutine[Any, Any, Any]) -> Any:
-        probe = Probe(path)
+        probe = Probe(path, line_s)
         probe.start()
         try:
             return await given
@@ -118,6 +118,6 @@ def probe_loops(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    probe_loops(Path(sys.argv[1]))
-    sys.argv = ["shalekv", *sys.argv[2:]]
+    probe_loops(Path(sys.argv[1]), float(sys.argv[2]))
+    sys.argv = ["shalekv", *sys.argv[3:]]
     main()
