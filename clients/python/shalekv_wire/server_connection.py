@@ -436,8 +436,7 @@ class ServerConnection(Connection[ServerCall]):
         self.peer = peer
         self.now_s = now_s
         self.is_draining = False  # streams that begin now are refused
-        self._is_asked_to_go = False  # by a GOAWAY that refuses no stream yet
-        self._has_answered = False  # and knows it
+        self._has_answered: bool | None = None  # the first GOAWAY; None: it was not sent
         self._find = find
         self._decoder = HeaderDecoder(request_head, list_bytes_max=limits.metadata_bytes_max)
         self._last_stream_id = 0
@@ -489,7 +488,7 @@ class ServerConnection(Connection[ServerCall]):
     def begin_drain(self) -> None:
         """Ask the client to open no more streams; those on their way are still answered."""
         if not self.is_draining and not self.is_over:
-            self._is_asked_to_go = True
+            self._has_answered = False
             ping = frames.frame(frames.PING, 0, 0, b"draining")
             self.sender.control(frames.goaway_frame(WINDOW_MAX, ErrorCode.NO_ERROR) + ping)
 
@@ -501,7 +500,8 @@ class ServerConnection(Connection[ServerCall]):
 
     def on_pong(self) -> None:
         """Note that the client has seen that it should open no more streams."""
-        self._has_answered = self._is_asked_to_go
+        if self._has_answered is not None:
+            self._has_answered = True
 
     def on_ping(self) -> None:
         """Count a ping, and disconnect a client that sends too many."""
