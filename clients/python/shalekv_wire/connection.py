@@ -241,8 +241,8 @@ class Connection(ABC, Generic[StreamT]):
         return position
 
     def _reset_for(self, fault: StreamFault) -> None:
-        self.allowance.use()
         stream = self.streams.get(fault.stream_id)
+        self.allowance.use(1 if stream is None else stream.reset_cost)
         if stream is None:
             self.forget(fault.stream_id)
             self.sender.control(frames.reset_frame(fault.stream_id, fault.code))
@@ -352,7 +352,7 @@ class Connection(ABC, Generic[StreamT]):
             self.allowance.use()
             return
         if self.is_server:
-            self.allowance.use()
+            self.allowance.use(stream.reset_cost)
         self.sender.forget(stream)
         stream.drop_partial()
         stream.is_local_done = stream.is_remote_done = True

@@ -43,6 +43,7 @@ from shalekv_wire.status import CallFailed, Metadata, StatusCode
 from shalekv_wire.stream import (
     MESSAGE_OVERHEAD_BYTES,
     STREAM_WINDOW,
+    TASK_COST,
     Limits,
     ReceivedBytes,
     Stream,
@@ -58,9 +59,7 @@ _GZIP = literal(b"grpc-encoding", b"gzip")
 _CONTENT_TYPE_FIELD = literal(b"content-type", CONTENT_TYPE)
 _TRAILERS_ONLY = b"\x88" + _CONTENT_TYPE_FIELD
 _PLAIN_BODY = b"This port speaks gRPC.\n"
-_PLAIN_FIELDS = literal(b"content-type", b"text/plain") + literal(
-    b"content-length", b"%d" % len(_PLAIN_BODY)
-)
+_PLAIN_FIELDS = literal(b"content-type", b"text/plain")
 _COMPRESSION_LEVEL = 1
 _log = logging.getLogger(__name__)
 
@@ -354,6 +353,11 @@ class StreamCall(ServerCall):
             await self._writer
             self._check_open()
 
+    @property
+    def reset_cost(self) -> int:
+        """Return more for a call that has cost us a task, and its client nothing."""
+        return 1 if self.has_header else TASK_COST
+
     def _check_open(self) -> None:
         if self.is_local_done or self.ending is not None:
             raise CallFailed(StatusCode.CANCELLED, "the call is over")
@@ -394,7 +398,7 @@ class StreamCall(ServerCall):
         wake(self._writer)
 
 
-class PlainRequest(ServerCall):
+class PlainRequest(UnaryCall):
     """A request that is none of gRPC, such as the GET of a browser: answered when it has ended."""
 
     __slots__ = ()
@@ -403,9 +407,6 @@ class PlainRequest(ServerCall):
         """Drop what nobody reads."""
         if self.content_left is not None:
             self.content_left -= end - begin
-
-    def on_message(self, message: bytes) -> None:
-        """Take nothing: there are no messages."""
 
     def on_end(self) -> None:
         """Answer with the status, and what it means here."""
@@ -530,11 +531,9 @@ class ServerConnection(Connection[ServerCall]):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream with an even number")
         self._last_stream_id = stream_id
         head = self.decoded(self._decoder, stream_id, block)
-        if (
-            len(self.streams) >= self.limits.streams_max
-            or self.is_draining
-            or (self.sender.unsent.held and self.sender.unsent.total.is_full)
-        ):
+        unsent = self.sender.unsent
+        is_late = self.is_draining or (unsent.held and unsent.total.is_full)
+        if is_late or len(self.streams) >= self.limits.streams_max:
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         if isinstance(head, TooLarge):
             self._refuse(stream_id, StatusCode.RESOURCE_EXHAUSTED, str(head), ends=ends)
@@ -557,7 +556,7 @@ class ServerConnection(Connection[ServerCall]):
 
     def _refuse_head(self, stream_id: int, head: RequestHead, *, ends: bool) -> None:
         if head.http_status != HTTP_OK:
-            plain = self.streams[stream_id] = PlainRequest(self, stream_id, head)
+            plain = self.streams[stream_id] = PlainRequest(self, stream_id, head, ServerCall.reply)
             if ends:
                 self._end(plain)
         elif head.problem:

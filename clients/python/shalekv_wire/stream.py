@@ -21,6 +21,8 @@ from shalekv_wire.status import StatusCode
 
 MIB = 1024 * 1024
 STREAM_WINDOW = MIB  # bytes that a peer may send on a stream before they are read
+# Frames that cost a peer's allowance as much as a stream that it resets before we have replied.
+TASK_COST = 10
 MESSAGE_OVERHEAD_BYTES = 64  # memory that a message takes beside its bytes
 
 _LENGTH = struct.Struct(">I").unpack_from
@@ -123,6 +125,11 @@ class Stream(ABC):
         self.is_local_done = True
         if self.is_remote_done:
             self.connection.remove(self)
+
+    @property
+    def reset_cost(self) -> int:
+        """What it costs the peer's allowance to make us begin this call in vain."""
+        return 1
 
     @property
     def wants_messages(self) -> bool:
