@@ -55,9 +55,11 @@ WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wai
 TURN_READ_BYTES = 128 * 1024
 AGE_SPREAD = 0.1  # the age of a connection differs by this part, so that not all end at once
 
-# A client without traffic is probed after a minute, and is gone when it does not answer: in 90
-# seconds. One that does not acknowledge what was sent is gone after the last time.
-_LOSS_OPTIONS = {
+# Small frames are sent at once; asyncio sets that for connections of clients alone. A client without
+# traffic is probed after a minute, and is gone when it does not answer: in 90 seconds. One that does
+# not acknowledge what was sent is gone after the last time.
+_TCP_OPTIONS = {
+    "TCP_NODELAY": 1,
     "TCP_KEEPIDLE": 60,  # seconds
     "TCP_KEEPINTVL": 10,  # seconds
     "TCP_KEEPCNT": 3,
@@ -243,7 +245,7 @@ class _ServerTransport(asyncio.Protocol):
             self._transport.abort()
             return
         server.connections.add(self)
-        _detect_loss(transport)
+        _set_tcp_options(transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self._connection = ServerConnection(
             self._sender,
@@ -364,13 +366,13 @@ class _ServerTransport(asyncio.Protocol):
         return True
 
 
-def _detect_loss(transport: asyncio.BaseTransport) -> None:
-    """Have the operating system notice a client that is gone without a word, in some minutes."""
+def _set_tcp_options(transport: asyncio.BaseTransport) -> None:
+    """Send at once, and notice a client that is gone without a word in some minutes."""
     sock: socket.socket | None = transport.get_extra_info("socket")
     if sock is None or sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _LOSS_OPTIONS.items():
+    for name, value in _TCP_OPTIONS.items():
         if hasattr(socket, name):  # not on every platform
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
