@@ -55,9 +55,9 @@ WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wai
 TURN_READ_BYTES = 128 * 1024
 AGE_SPREAD = 0.1  # the age of a connection differs by this part, so that not all end at once
 
-# Small frames are sent at once; asyncio sets that for connections of clients alone. A client without
-# traffic is probed after a minute, and is gone when it does not answer: in 90 seconds. One that does
-# not acknowledge what was sent is gone after the last time.
+# Small frames are sent at once; asyncio sets that for connections of clients alone. A client
+# without traffic is probed after a minute, and is gone when it does not answer: in 90 seconds. One
+# that does not acknowledge what was sent is gone after the last time.
 _TCP_OPTIONS = {
     "TCP_NODELAY": 1,
     "TCP_KEEPIDLE": 60,  # seconds
