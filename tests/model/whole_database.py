@@ -8,7 +8,7 @@ run beside it. Requests to the store take no time, so decisions are made at the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -233,8 +233,7 @@ class WholeDatabase:
         deadline_ms = None if timeout_ms is None else self.clock.monotonic_ms() + timeout_ms
         call: Callable[[Any, Call], Any] = getattr(service, method)
         answer = call(request, Call(peer="model", deadline_ms=deadline_ms))
-        is_there = not (asyncio.iscoroutine(answer) or asyncio.isfuture(answer))
-        return parsed(request, answer if is_there else await answer)
+        return parsed(request, await answer if isinstance(answer, Awaitable) else answer)
 
 
 async def _scanned(kv: Any, request: Any, call: Call) -> Sequence[Any]:

@@ -8,7 +8,7 @@ uploads and writes must change nothing. Time passes when the machine moves it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -275,8 +275,7 @@ class WriterMachine(RuleBasedStateMachine):
     def call(self, method: Callable[[Any, Call], Any], request: Any) -> asyncio.Future[Any]:
         async def answer() -> Any:
             found = method(request, CALL)
-            is_there = not (asyncio.iscoroutine(found) or asyncio.isfuture(found))
-            return parsed(request, found if is_there else await found)
+            return parsed(request, await found if isinstance(found, Awaitable) else found)
 
         answering = self.loop.create_task(answer())
         answering.add_done_callback(lambda done: done.cancelled() or done.exception())
