@@ -142,7 +142,7 @@ async def idle(stage: Stage, found: Found) -> None:
 
 
 async def readers(stage: Stage, found: Found) -> None:
-    """Scans of 1,000 rows, 16 in flight on 8 connections."""
+    """Scans of 1,000 rows on 32 connections, which the kernel spreads over the processes."""
     url = f"file://{stage.new_folder('database')}/db"
     keys = requests.keys(stage.sized(50_000, 1_000))
     writer = await stage.serve(url, *ALONE)
@@ -157,7 +157,7 @@ async def readers(stage: Stage, found: Found) -> None:
     scans = stage.requests(requests.scans(starts, SCANNED_ROWS))
     ways: dict[str, Way] = {
         name: partial(
-            stage.put_under_load, target, Load(f"{KV}/Scan", scans, in_flight=16, connections=8)
+            stage.put_under_load, target, Load(f"{KV}/Scan", scans, in_flight=32, connections=32)
         )
         for name, target in sides.items()
     }
