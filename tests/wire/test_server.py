@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +195,19 @@ async def test_incomplete_messages_of_all_connections_are_bounded() -> None:
             await client.unary(ECHO, b"x" * 1_000_000)
         assert it.server.received.held == 0
         assert await client.unary(ECHO, b"x" * 200_000) == b"x" * 200_000
+
+
+async def test_a_flood_of_inflated_messages_ends_its_connection() -> None:
+    """A client that makes the server inflate 4 MiB from 4 KiB again and again is sent away."""
+    async with serving() as it, raw_client(it.address) as client:
+        small = gzip.compress(bytes(4_000_000))
+        body = b"\1" + len(small).to_bytes(4, "big") + small
+        for stream_id in range(1, 101, 2):
+            whole = request(stream_id, LATER, b"", (b"grpc-encoding", b"gzip"))
+            client.send(whole[: whole.index(b"\0" * 5) - 9])
+            client.send(frames.frame(frames.DATA, frames.END_STREAM, stream_id, body))
+        _, _, _, goaway = await client.receive(frames.GOAWAY)
+        assert frames.parse_goaway(goaway)[1] == frames.ErrorCode.ENHANCE_YOUR_CALM
 
 
 async def test_a_stop_answers_calls_in_progress_and_refuses_none() -> None:

@@ -33,16 +33,11 @@ from shalekv_wire.frames import (
 from shalekv_wire.headers import HeaderDecoder, Malformed, TooLarge
 from shalekv_wire.sending import Sender
 from shalekv_wire.status import StatusCode
-from shalekv_wire.stream import MIB, STREAM_WINDOW, Limits, ReceivedBytes, Stream
+from shalekv_wire.stream import MIB, STREAM_WINDOW, Allowance, Limits, ReceivedBytes, Stream
 
 HeadT = TypeVar("HeadT")
 
 CONNECTION_WINDOW = 4 * MIB  # bytes that a peer may send before they are received
-# Frames that cost the peer nothing: so many at once, and so many more a second.
-# Clients whose calls time out by the hundred reset them all, and none of these frames costs more
-# than a call.
-ALLOWANCE_MAX = 20_000
-ALLOWANCE_PER_S = 5_000
 # A client that sends more pings than one in this time, without calls in between, is disconnected
 # at the third.
 PING_INTERVAL_S = 20.0
@@ -52,29 +47,6 @@ FORGOTTEN_MAX = 512
 
 _LENGTH = struct.Struct(">I").unpack_from
 _Receiver: TypeAlias = Callable[[int, int, bytes, int, int], None]
-
-
-class Allowance:
-    """What a peer may do without end: used up by frames, and refilled by time."""
-
-    __slots__ = ("_left", "_now_s", "_refilled_s")
-
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        """`now_s` is a clock that does not go back."""
-        self._now_s = now_s
-        self._left = float(ALLOWANCE_MAX)
-        self._refilled_s = now_s()
-
-    def use(self, cost: float = 1.0) -> None:
-        """Use some of it. Raises `ConnectionFault` when it is used up."""
-        self._left -= cost
-        if self._left < 0:
-            now_s = self._now_s()
-            more = ALLOWANCE_PER_S * (now_s - self._refilled_s)
-            self._left = min(self._left + more, ALLOWANCE_MAX)
-            self._refilled_s = now_s
-            if self._left < 0:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames of no use")
 
 
 class Pings:

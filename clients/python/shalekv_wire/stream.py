@@ -11,15 +11,24 @@ import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from shalekv_wire import frames
-from shalekv_wire.frames import ErrorCode
+from shalekv_wire.frames import ConnectionFault, ErrorCode
 from shalekv_wire.sending import PREFIX_BYTES, Sender
 from shalekv_wire.status import StatusCode
 
 MIB = 1024 * 1024
+# Frames that cost the peer nothing: so many at once, and so many more a second. Clients whose calls time out by the hundred reset them all, and none of these frames costs more
+# than a call.
+ALLOWANCE_MAX = 20_000
+ALLOWANCE_PER_S = 5_000
+# A message that gzip has made much smaller costs us more than its sender: from the allowance of the
+# connection, one for so many bytes.
+INFLATION_MAX = 20
+INFLATED_BYTES = 4 * 1024
 STREAM_WINDOW = MIB  # bytes that a peer may send on a stream before they are read
 # Frames that cost a peer's allowance as much as a stream that it resets before we have replied.
 TASK_COST = 10
@@ -48,12 +57,37 @@ class ReceivedBytes:
     held: int = 0
 
 
+class Allowance:
+    """What a peer may do without end: used up by frames, and refilled by time."""
+
+    __slots__ = ("_left", "_now_s", "_refilled_s")
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        """`now_s` is a clock that does not go back."""
+        self._now_s = now_s
+        self._left = float(ALLOWANCE_MAX)
+        self._refilled_s = now_s()
+
+    def use(self, cost: float = 1.0) -> None:
+        """Use some of it. Raises `ConnectionFault` when it is used up."""
+        self._left -= cost
+        if self._left < 0:
+            now_s = self._now_s()
+            more = ALLOWANCE_PER_S * (now_s - self._refilled_s)
+            self._left = min(self._left + more, ALLOWANCE_MAX)
+            self._refilled_s = now_s
+            if self._left < 0:
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames of no use")
+
+
 class Owner(Protocol):
     """The connection of a stream."""
 
+    is_server: bool
     sender: Sender
     limits: Limits
     received: ReceivedBytes
+    allowance: Allowance
 
     def remove(self, stream: Stream) -> None:
         """Note that both sides of a stream have ended."""
@@ -220,6 +254,8 @@ class Stream(ABC):
         except zlib.error as error:
             self.on_problem(StatusCode.INTERNAL, f"a message is no gzip: {error}")
             return
+        if self.connection.is_server and len(plain) > INFLATION_MAX * len(message):
+            self.connection.allowance.use(len(plain) / INFLATED_BYTES)
         if len(plain) > limit:
             self._refuse(len(plain))
         elif not inflater.eof:
