@@ -21,8 +21,8 @@ from shalekv_wire.sending import PREFIX_BYTES, Sender
 from shalekv_wire.status import StatusCode
 
 MIB = 1024 * 1024
-# Frames that cost the peer nothing: so many at once, and so many more a second. Clients whose calls time out by the hundred reset them all, and none of these frames costs more
-# than a call.
+# Frames that cost the peer nothing: so many at once, and so many more a second. Clients whose calls
+# time out by the hundred reset them all, and none of these frames costs more than a call.
 ALLOWANCE_MAX = 20_000
 ALLOWANCE_PER_S = 5_000
 # A message that gzip has made much smaller costs us more than its sender: from the allowance of the
