@@ -288,10 +288,11 @@ class GroupCommit:
         is pending in the manifest, and all its files are durable. Raises the error that stopped the
         log, and as `check_available`.
         """
-        refusal = self._state.refusal or self.wal.refusal
-        if refusal is not None:
+        # In no variable: the error would refer to this frame, which refers to the commit.
+        if self._state.refusal is not None or self.wal.refusal is not None:
             self.admission.release(commit.size_bytes)
-            raise_if(refusal)
+            raise_if(self._state.refusal)
+            self.check_available()
         queue = self._queue
         before_bytes = queue.size_bytes
         queue.append(commit)

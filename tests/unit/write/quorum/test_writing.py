@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.errors import LogFull, OutcomeUnknown, QuorumUnavailable, ShaleError
 from shalekv.protocol.quorum_records import Elected
+from shalekv.protocol.transaction import Put, Transaction
+from shalekv.read.read_set import ReadSet, VersionToken
 from shalekv.settings import KIB
 from shalekv.write.commit import Receipt
 from tests.kit.constants import set_constants
-from tests.kit.engine.running_log import Write
+from tests.kit.cycles import cycles_of
+from tests.kit.engine.running_log import TRANSACTION_BYTES, Write
 from tests.kit.quorum.log import QuorumDatabase, Writing, until
 from tests.kit.virtual_time import virtual_time
 
@@ -92,6 +96,23 @@ async def test_member_behind_the_memory_of_the_writer_begins_anew() -> None:
         assert len(await writing.contents()) == 42
 
 
+async def _check_that_a_refusal_keeps_nothing(writing: Writing) -> None:
+    """A read set that the error kept would keep the memtable from dropping what is compacted."""
+    log = writing.engine.log
+
+    async def refused() -> None:
+        assert writing.engine.admission.try_admit(TRANSACTION_BYTES)
+        with suppress(LogFull):
+            log.transact(
+                Transaction([Put(b"t", b"1")]),
+                lambda _: None,
+                size_bytes=TRANSACTION_BYTES,
+                read_set=ReadSet(VersionToken()),
+            )
+
+    assert "ReadSet" not in await cycles_of(refused)
+
+
 @virtual_time(5)
 async def test_full_majority_refuses_and_goes_on_by_itself() -> None:
     """Writes are refused with a retry delay while a majority is full, and accepted afterwards."""
@@ -102,6 +123,7 @@ async def test_full_majority_refuses_and_goes_on_by_itself() -> None:
             database.log(address).has_space = False
         writes = [writing.write(b"b%d" % number) for number in range(3)]
         await until(lambda: _refuses(writing, LogFull))
+        await _check_that_a_refusal_keeps_nothing(writing)
         database.log("n2:1").has_space = True
         for write in writes:
             await write.receipt()
