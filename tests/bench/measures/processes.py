@@ -48,14 +48,14 @@ async def loop_turns(stage: Stage, found: Found) -> None:
     longest, all_late = 0.0, list[float]()
     for name, load in loads.items():
         read = await _lines(lines)
-        await stage.put_under_load(server, load, seconds=stage.sized(2.5, 0.1))
+        await stage.put_under_load(server, load, seconds=2.5)
         late = _late((await _lines(lines))[len(read) :])
         found.side(name, _quantiles(late))
         longest, all_late = max(longest, late[-1]), all_late + late
     read = await _lines(lines)
     await asyncio.gather(
         *(
-            stage.put_under_load(server, load, seconds=stage.sized(5.0, 0.1))
+            stage.put_under_load(server, load, seconds=5.0)
             for load in loads.values()
         )
     )
