@@ -77,7 +77,6 @@ async def test_servers_that_were_paused_past_their_snapshots_answer_nothing_wron
             writer.resume()
             reader.resume()
             outcomes = await asyncio.gather(*answers)
-            # A page is whole, from files that were open, or the scan ends with an error of its own.
             assert all(each in (GONE, PAGE) for each in outcomes[:3]), outcomes
             assert outcomes[3] in {GONE, "CONDITION_FAILED"}, outcomes
             assert outcomes[4] == GONE or getattr(outcomes[4], "succeeded", None) is False, outcomes

@@ -54,10 +54,7 @@ async def loop_turns(stage: Stage, found: Found) -> None:
         longest, all_late = max(longest, late[-1]), all_late + late
     read = await _lines(lines)
     await asyncio.gather(
-        *(
-            stage.put_under_load(server, load, seconds=5.0)
-            for load in loads.values()
-        )
+        *(stage.put_under_load(server, load, seconds=5.0) for load in loads.values())
     )
     late = _late((await _lines(lines))[len(read) :])
     found.side("all at once", _quantiles(late))

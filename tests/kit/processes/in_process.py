@@ -98,12 +98,15 @@ async def serving(store: ObjectStore, /, **groups: Group) -> AsyncIterator[Serve
     settings = serve_settings(**groups)
     with real_runtime() as runtime:
         server = Server(settings.server, runtime, limits=settings.limits)
-        async with running(store, settings, runtime) as writer:
-            await server.start(writer.kv, writer.admin, writer.watches)
-            try:
-                yield Served(server, writer)
-            finally:
-                await server.stop()
+        try:
+            async with running(store, settings, runtime) as writer:
+                await server.start(writer.kv, writer.admin, writer.watches)
+                try:
+                    yield Served(server, writer)
+                finally:
+                    await server.stop()
+        finally:
+            await server.stop()  # also if the database was not opened
 
 
 async def put_at(writer: Writer, key: bytes, value: bytes) -> None:
