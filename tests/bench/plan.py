@@ -48,7 +48,7 @@ class Goal:
 
 
 class Found:
-    """What one measure has found: samples of its goals, and figures of each side."""
+    """Result of one measure: samples of its goals, and figures of each side."""
 
     def __init__(self) -> None:
         self.samples: dict[str, Samples] = defaultdict(list)

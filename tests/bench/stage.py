@@ -71,7 +71,7 @@ class Target:
 
 @dataclass(slots=True)
 class Stage:
-    """What a measure works with."""
+    """Tools of a measure: its folder, processes, servers and load client."""
 
     folder: Path
     processes: Processes

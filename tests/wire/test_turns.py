@@ -1,4 +1,4 @@
-"""What one connection may do in one turn of the event loop."""
+"""Bounds of the work of one connection in one turn of the event loop."""
 
 from __future__ import annotations
 

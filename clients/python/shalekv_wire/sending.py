@@ -1,4 +1,4 @@
-"""What one connection of HTTP/2 sends: frames in their order, under flow control.
+"""Sending side of an HTTP/2 connection: frames in their order, under flow control.
 
 Messages that fit go out at once. Others wait in their streams, and are sent in frames of 16 KiB,
 one stream after the other, as far as the windows of the peer and the transport allow it.

@@ -87,7 +87,7 @@ class Streaming:
 
 
 class Host(Protocol):
-    """What calls need of the process that serves them."""
+    """Interface of the server to its calls: tasks and deadlines."""
 
     def run(self, call: StreamCall, handler: StreamHandler) -> None:
         """Run the handler of a call in a task; cancel it when the call is cancelled."""

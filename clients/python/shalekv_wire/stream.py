@@ -58,7 +58,7 @@ class ReceivedBytes:
 
 
 class Allowance:
-    """What a peer may do without end: used up by frames, and refilled by time."""
+    """Budget of a peer for frames that cost it nothing: used by frames, refilled by time."""
 
     __slots__ = ("_left", "_now_s", "_refilled_s")
 
@@ -162,7 +162,7 @@ class Stream(ABC):
 
     @property
     def reset_cost(self) -> int:
-        """What it costs the peer's allowance to make us begin this call in vain."""
+        """Cost to the peer's allowance of a call that it begins and then resets."""
         return 1
 
     @property

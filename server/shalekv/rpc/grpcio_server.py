@@ -131,7 +131,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 class _Status(NamedTuple):
-    """What grpc takes for a status."""
+    """Status of a call in the form that grpc takes."""
 
     code: grpc.StatusCode
     details: str

@@ -69,7 +69,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Transport(Protocol):
-    """What carries calls: it is bound to an address when it is made."""
+    """Carrier of calls (native or grpcio): bound to its address when it is made."""
 
     @property
     def listen(self) -> str:
