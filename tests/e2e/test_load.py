@@ -26,6 +26,7 @@ from tests.kit.processes.in_process import (
 )
 from tests.kit.serving.rpc import Failure, failure_of
 from tests.kit.slow_store import SlowStore
+from tests.kit.timeouts import until
 
 CLIENTS, CHANNELS = 200, 20
 KEYS_EACH = 20
@@ -69,8 +70,9 @@ def key(client: int, number: int) -> bytes:
 
 @pytest.mark.parametrize(("in_flight", "puts"), [(1, 3), (4, 5)])
 async def test_many_clients(in_flight: int, puts: int) -> None:
-    """Every put of many clients at once is acknowledged, although the store loses replies; never
-    are more WAL slots claimed than allowed, and what is queued keeps within its bound.
+    """Every put of many clients at once is acknowledged, although the store loses replies; as many
+    WAL slots are claimed at once as are allowed and never more, and what is queued keeps within its
+    bound.
     """
     objects = MemoryObjects()
     slow = SlowStore(create_ms=25, lost=LOST, seed=in_flight, objects=objects)
@@ -93,8 +95,17 @@ async def test_many_clients(in_flight: int, puts: int) -> None:
         stubs(served.listen, CHANNELS) as kvs,
         asyncio.TaskGroup() as clients,
     ):
+        slow.is_open.clear()  # so that each of the first puts begins a group commit of its own
+        started = 0
+
+        def is_being_stored() -> bool:
+            return served.writer.engine.log.groups_in_flight == min(started, in_flight)
+
         for name in range(CLIENTS):
             clients.create_task(client(kvs[name % CHANNELS], name))
+            started += 1
+            await until(is_being_stored, "the group of this put")
+        slow.is_open.set()
     assert len(seqs) == CLIENTS * puts
     assert slow.most_slots_open == slow.most_creates == in_flight
     assert slow.lost_count > 0
