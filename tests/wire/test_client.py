@@ -262,6 +262,33 @@ async def test_a_reset_by_the_server_gives_its_place_to_a_call_that_waits() -> N
         assert await second == b"two"
 
 
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        frames.frame(frames.PING, 0, 0, b"12345678"),
+        frames.frame(frames.SETTINGS, frames.ACK, 0) + frames.window_update(0, 1),
+    ],
+    ids=["http1", "ping", "ack"],
+)
+async def test_what_is_not_http2_is_no_server(greeting: bytes) -> None:
+    """Settings come first (RFC 9113, 3.4); the error says what is wrong with the port."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        call = client.unary(ECHO, b"x")
+        (await peers.get()).send(greeting)
+        failed = await failure(call)
+        assert (failed.code, failed.is_unsent) == (StatusCode.UNAVAILABLE, True)
+        assert failed.message.startswith("no connection to the server: this is not HTTP/2")
+
+
+async def test_a_server_that_offers_to_push_breaks_the_protocol() -> None:
+    """A client takes ENABLE_PUSH of 1 from no server (RFC 9113, 6.5.2)."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        call = client.unary(ECHO, b"x")
+        (await peers.get()).send(frames.settings_frame({frames.ENABLE_PUSH: 1}))
+        assert (await failure(call)).message.endswith("ENABLE_PUSH of 1")
+
+
 async def test_a_server_that_takes_no_calls_counts_as_none() -> None:
     """A server that says goodbye with its greeting is not asked again until the backoff ends."""
     async with raw_server() as (address, peers), channel(address) as client:

@@ -179,3 +179,11 @@ async def test_what_follows_a_refused_stream_is_ignored() -> None:
     assert core.feed(data + data) == b""
     assert core.feed(frames.header_frames(literal(b"x", b"y"), END_STREAM, 3)) == b""
     await core.lose()
+
+
+async def test_a_client_begins_with_its_settings() -> None:
+    """Any other frame behind the preface, and an ACK alone, ends the connection."""
+    for first in (frames.frame(frames.PING, 0, 0, bytes(8)), frames.window_update(0, 1)):
+        assert frames.GOAWAY in kinds(Core().feed(PREFACE + first))
+    ack = frames.frame(frames.SETTINGS, frames.ACK, 0)
+    assert frames.GOAWAY in kinds(Core().feed(PREFACE + ack + request(1, UNARY, b"x")))

@@ -152,7 +152,7 @@ class WireChannel:
         current = self._current
         if current is None or not current.takes_calls:
             return None
-        return current.connection if current.connection.is_ready else None
+        return current.connection if current.connection.is_established else None
 
     def _begin(self, call: ClientCall) -> None:
         if call.is_done:
@@ -358,15 +358,15 @@ class _ClientTransport(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        reason = f"{LOST}: {exc}" if exc else f"{LOST}: the server has closed it"
+        why = self.connection.fault or exc or "the server has closed it"
         if not self.ready.done():
-            self.ready.set_exception(CallFailed(StatusCode.UNAVAILABLE, reason))
-        self.close(StatusCode.UNAVAILABLE, reason)
+            self.ready.set_exception(CallFailed(StatusCode.UNAVAILABLE, str(why)))
+        self.close(StatusCode.UNAVAILABLE, f"{LOST}: {why}")
 
     # --- the rest
 
     def _on_change(self) -> None:
-        if self.connection.is_ready and not self.ready.done():
+        if self.connection.is_established and not self.ready.done():
             self.ready.set_result(None)
             return  # the channel is told by the task that waits
         self._channel.on_change(self)

@@ -375,7 +375,6 @@ class ClientConnection(Connection[ClientCall]):
         `on_change` is called when the connection can open streams, or can do it no more.
         """
         super().__init__(sender, limits=limits, received=received, now_s=now_s)
-        self.is_ready = False  # the server has sent its settings
         self.is_leaving = False  # the server takes no more streams
         self._decoder = HeaderDecoder(response_head, list_bytes_max=limits.metadata_bytes_max)
         self._fields = (
@@ -406,7 +405,7 @@ class ClientConnection(Connection[ClientCall]):
     def can_open(self) -> bool:
         """Return whether a call can have a stream now."""
         return (
-            self.is_ready
+            self.is_established
             and not self.is_leaving
             and not self.is_over
             and len(self.streams) < self._streams_max
@@ -455,7 +454,6 @@ class ClientConnection(Connection[ClientCall]):
         self, flags: int, stream_id: int, data: bytes, begin: int, end: int
     ) -> None:
         super()._receive_settings(flags, stream_id, data, begin, end)
-        self.is_ready = True
         self._on_change()
 
     def is_idle(self, stream_id: int) -> bool:

@@ -92,7 +92,9 @@ class Connection(ABC, Generic[StreamT]):
         self.received = received
         self.allowance = Allowance(now_s)
         self.streams: dict[int, StreamT] = {}
+        self.is_established = False  # the peer has shown by its settings that it speaks HTTP/2
         self.is_over = False  # after a GOAWAY of ours for a fault: nothing more is parsed
+        self.fault = ""  # for which it is over
         self._rest = b""  # of a frame that is not complete
         self._block: tuple[int, int, bytearray] | None = None  # stream, flags and bytes so far
         self._unacknowledged_bytes = 0
@@ -152,6 +154,7 @@ class Connection(ABC, Generic[StreamT]):
     def fail(self, code: ErrorCode, text: str) -> None:
         """End the connection with a GOAWAY; all streams are closed."""
         self.is_over = True
+        self.fault = text
         self._rest = b""
         self.sender.control(frames.goaway_frame(self.last_peer_stream_id(), code, text))
         self.close_streams(code, text)
@@ -192,6 +195,9 @@ class Connection(ABC, Generic[StreamT]):
         position, size = 0, len(data)
         while size - position >= HEADER_BYTES:
             high, low, kind, flags, stream_id = unpack(data, position)
+            if kind != frames.SETTINGS and not self.is_established:
+                text = "this is not HTTP/2: no SETTINGS at the beginning"
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, text)
             length = high << 16 | low
             if length > PAYLOAD_BYTES_MAX:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame over 16 KiB")
@@ -340,6 +346,7 @@ class Connection(ABC, Generic[StreamT]):
             if begin != end:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "an ACK with settings")
             return
+        self.is_established = True
         self.allowance.use(1 + (end - begin) // 6)
         for name, value in frames.parse_settings(data[begin:end]):
             self._set(name, value)
@@ -347,7 +354,7 @@ class Connection(ABC, Generic[StreamT]):
         self.sender.control(frames.frame(frames.SETTINGS, ACK, 0))
 
     def _set(self, name: int, value: int) -> None:
-        if name == frames.ENABLE_PUSH and value > 1:
+        if name == frames.ENABLE_PUSH and value > (1 if self.is_server else 0):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
         if name == frames.MAX_FRAME_SIZE and not PAYLOAD_BYTES_MAX <= value < 1 << 24:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value}")

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Generic, Protocol, TypeVar
 
-DEADLINE_SLOT_S = 0.02  # deadlines are noticed so late at most
+DEADLINE_SLOT_S = 0.02  # deadlines are noticed at most twice as late
 
 
 class Expiring(Protocol):

@@ -244,7 +244,6 @@ class _ServerTransport(asyncio.Protocol):
         if server.is_stopping or len(server.connections) >= server.options.connections_max:
             self._transport.abort()
             return
-        server.connections.add(self)
         _set_tcp_options(transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self._connection = ServerConnection(
@@ -256,6 +255,7 @@ class _ServerTransport(asyncio.Protocol):
             received=server.received,
             now_s=time.monotonic,
         )
+        server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         self._is_active = True

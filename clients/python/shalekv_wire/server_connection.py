@@ -442,7 +442,6 @@ class ServerConnection(Connection[ServerCall]):
         self._decoder = HeaderDecoder(request_head, list_bytes_max=limits.metadata_bytes_max)
         self._last_stream_id = 0
         self._awaited: bytes | None = PREFACE  # the rest of it; None: it was received
-        self.is_established = False  # the client has shown that it speaks HTTP/2
         self._pings = Pings()
         self._begun: list[ServerCall] = []  # with a deadline, in the bytes that are being received
         sender.control(
@@ -514,16 +513,8 @@ class ServerConnection(Connection[ServerCall]):
         """Return whether no such stream was ever opened."""
         return stream_id > self._last_stream_id or not stream_id & 1
 
-    def _receive_settings(
-        self, flags: int, stream_id: int, data: bytes, begin: int, end: int
-    ) -> None:
-        super()._receive_settings(flags, stream_id, data, begin, end)
-        self.is_established = True
-
     def on_header_block(self, stream_id: int, block: bytes, *, ends: bool) -> None:
         """Begin a call, or take the trailers of a request."""
-        if not self.is_established:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no SETTINGS at the beginning")
         if stream_id <= self._last_stream_id:
             self._on_trailers(stream_id, block, ends=ends)
             return
