@@ -146,7 +146,7 @@ def bind(listen: str) -> list[socket.socket]:
     except OSError as refused:
         for each in sockets:
             each.close()
-        raise OSError(refused.errno, f"{listen}: {refused.strerror}") from None
+        raise OSError(refused.errno, f"{listen}: {refused.strerror or refused}") from None
     return sockets
 
 

@@ -16,6 +16,7 @@ from shalekv.cli.commands.bench import Latencies, bench
 from shalekv.cli.commands.get import get
 from shalekv.cli.commands.put import put
 from shalekv.cli.commands.scan import scan
+from shalekv.cli.commands.top import top
 from shalekv.cli.console.output import TABLE_ROWS
 from shalekv.errors import Fenced, PageExpired, QueueFull
 from shalekv.v1 import kv_pb2
@@ -53,6 +54,17 @@ async def test_failures_report_what_is_certain(
     result = await run(command, *args.split())
     assert (result.exit_code, result.stdout) == (code, "")
     assert words in result.stderr
+
+
+@pytest.mark.parametrize("command", [get, top])
+async def test_an_unknown_wire_in_the_environment_is_a_usage_error(
+    run: Run, command: click.Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the variable and its values."""
+    monkeypatch.setenv("SHALEKV_CLIENT_WIRE", "foo")
+    result = await run(command, *(["k"] if command is get else ["--once"]))
+    assert result.exit_code == 2
+    assert "SHALEKV_CLIENT_WIRE must be one of native, grpcio, not 'foo'" in result.stderr
 
 
 async def test_interrupts_have_an_exit_code(server: DictServer) -> None:

@@ -89,3 +89,9 @@ async def test_an_address_of_ipv6_is_in_brackets() -> None:
     async with serving(listen=f"{mapped}:0") as it:
         assert it.server.listen.startswith(f"{mapped}:")
         assert not await ask(it.server.listen)
+
+
+async def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    """The error says so; the operating system gives it no number."""
+    with pytest.raises(OSError, match="too long"):
+        Server(server_settings(listen=f"unix:{tmp_path}/{'x' * 200}"), runtime())

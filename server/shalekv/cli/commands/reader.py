@@ -64,7 +64,9 @@ def reader(config: Path | None, **flags: Any) -> None:
     if settings.reader.processes == 1:
         sys.exit(run_server(settings, read_database, _greet))
     if settings.server.wire is not Wire.NATIVE:
-        raise click.UsageError("--processes needs --wire native: grpcio takes no connections")
+        raise click.UsageError(
+            "--processes needs --wire native: grpcio accepts its connections itself"
+        )
     parent = ReaderParent(settings)
     sys.exit(run_server(settings, parent.serve, _greet) or parent.code)
 

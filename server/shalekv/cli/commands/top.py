@@ -505,7 +505,6 @@ def top(*, interval_ms: int, once: bool, target: Target) -> None:
     """Show pictures, or print one."""
     if interval_ms < INTERVAL_MS_MIN:
         raise click.BadParameter(f"at least {INTERVAL_MS_MIN}ms", param_hint="--interval")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if once or not sys.stdout.isatty():
         with printing():
             is_answered = asyncio.run(_print_once(target, interval_ms))

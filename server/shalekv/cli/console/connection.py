@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -38,7 +37,7 @@ from shalekv_client import (
     WrongDatabase,
 )
 from shalekv_client.policies import ReadPolicy
-from shalekv_client.routing.servers import checked_address
+from shalekv_client.routing.servers import checked_address, chosen_wire
 
 ResultT = TypeVar("ResultT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -219,8 +218,6 @@ def talk(
     A failure is printed, with its effect as far as known if the call `mutates`, and ends the
     process with a code that `exit_codes_of_calls` lists.
     """
-    # The core of gRPC writes its own lines to stderr; the errors of the client say the same.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     async def connected() -> ResultT:
         async with Client(
@@ -270,6 +267,10 @@ def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
 
 
 def _target(*, addr: tuple[str, ...], reads: ReadPolicy, timeout_ms: int) -> Target:
+    try:
+        chosen_wire(None)  # before a client is made
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     return Target(addr, timeout_ms, reads)
 
 
