@@ -443,17 +443,11 @@ class ClientConnection(Connection[ClientCall]):
         """Ask the server for a sign of life."""
         self.sender.control(frames.frame(frames.PING, 0, 0, b"is alive"))
 
-    def on_settings(self, name: int, value: int) -> None:
+    def on_settings(self, settings: Mapping[int, int]) -> None:
         """Note how many streams the server takes, and that fields have lost their indices."""
-        if name == frames.MAX_CONCURRENT_STREAMS:
-            self._streams_max = value
-        elif name == frames.HEADER_TABLE_SIZE:
+        self._streams_max = settings.get(frames.MAX_CONCURRENT_STREAMS, self._streams_max)
+        if frames.HEADER_TABLE_SIZE in settings:
             self._blocks.clear()
-
-    def _receive_settings(
-        self, flags: int, stream_id: int, data: bytes, begin: int, end: int
-    ) -> None:
-        super()._receive_settings(flags, stream_id, data, begin, end)
         self._on_change()
 
     def is_idle(self, stream_id: int) -> bool:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
 
 from shalekv_wire import frames
 from shalekv_wire.frames import (
@@ -46,7 +46,6 @@ PING_STRIKES_MAX = 2
 FORGOTTEN_MAX = 512
 
 _LENGTH = struct.Struct(">I").unpack_from
-_Receiver: TypeAlias = Callable[[int, int, bytes, int, int], None]
 
 
 class Pings:
@@ -99,18 +98,6 @@ class Connection(ABC, Generic[StreamT]):
         self._block: tuple[int, int, bytearray] | None = None  # stream, flags and bytes so far
         self._unacknowledged_bytes = 0
         self._forgotten: dict[int, None] = {}
-        self._receivers: tuple[_Receiver, ...] = (
-            self._receive_data,
-            self._receive_headers,
-            self._receive_priority,
-            self._receive_reset,
-            self._receive_settings,
-            self._receive_push,
-            self._receive_ping,
-            self._receive_goaway,
-            self._receive_window_update,
-            self._receive_continuation,
-        )
 
     # --- to be defined by the two sides
 
@@ -124,8 +111,8 @@ class Connection(ABC, Generic[StreamT]):
         """Return whether no such stream was ever opened."""
         ...
 
-    def on_settings(self, name: int, value: int) -> None:
-        """Note a setting of the peer."""
+    def on_settings(self, settings: Mapping[int, int]) -> None:
+        """Note the settings of one frame of the peer."""
 
     def on_ping(self) -> None:
         """Note a ping of the peer, which is answered."""
@@ -191,7 +178,7 @@ class Connection(ABC, Generic[StreamT]):
 
     def _parse(self, data: bytes) -> int:
         """Take all complete frames of `data`; returns their length."""
-        unpack, receivers = frames.unpack_header, self._receivers
+        unpack, receivers = frames.unpack_header, self._RECEIVERS
         position, size = 0, len(data)
         while size - position >= HEADER_BYTES:
             high, low, kind, flags, stream_id = unpack(data, position)
@@ -211,7 +198,7 @@ class Connection(ABC, Generic[StreamT]):
                 self.allowance.use()  # unknown frames are ignored
                 continue
             try:
-                receivers[kind](flags, stream_id & WINDOW_MAX, data, begin, position)
+                receivers[kind](self, flags, stream_id & WINDOW_MAX, data, begin, position)
             except StreamFault as fault:
                 self._reset_for(fault)
             if self.is_over:
@@ -348,9 +335,10 @@ class Connection(ABC, Generic[StreamT]):
             return
         self.is_established = True
         self.allowance.use(1 + (end - begin) // 6)
-        for name, value in frames.parse_settings(data[begin:end]):
+        settings = frames.parse_settings(data[begin:end])
+        for name, value in settings:
             self._set(name, value)
-            self.on_settings(name, value)
+        self.on_settings(dict(settings))
         self.sender.control(frames.frame(frames.SETTINGS, ACK, 0))
 
     def _set(self, name: int, value: int) -> None:
@@ -418,6 +406,20 @@ class Connection(ABC, Generic[StreamT]):
         if not more_bytes:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE of 0")
         self.sender.widen_stream(stream, more_bytes)
+
+    # By the type of the frame; arguments are flags, stream id, and the place of the payload.
+    _RECEIVERS: ClassVar[tuple[Callable[[Any, int, int, bytes, int, int], None], ...]] = (
+        _receive_data,
+        _receive_headers,
+        _receive_priority,
+        _receive_reset,
+        _receive_settings,
+        _receive_push,
+        _receive_ping,
+        _receive_goaway,
+        _receive_window_update,
+        _receive_continuation,
+    )
 
     def forget(self, stream_id: int) -> None:
         """Note a stream that was reset here: what the peer sends until it knows is ignored."""
