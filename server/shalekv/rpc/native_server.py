@@ -88,10 +88,10 @@ class NativeServer:
         """
         if settings.debug_services:
             raise InvalidSetting("--debug-services needs --wire grpcio, which channelz is part of")
+        self._server = WireServer(find, server_options(settings))
         self._sockets = bind(settings.listen) if door is None else []
         self._door = door
         self.listen = address_of(settings.listen, self._sockets)
-        self._server = WireServer(find, server_options(settings))
 
     async def start(self) -> None:
         """Serve from now on."""

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -17,10 +18,14 @@ from structlog.testing import capture_logs
 
 from shalekv.cli.process import gc_tuning
 from shalekv.cli.process.gc_tuning import Growth, collect_when_grown, tune_garbage_collector
+from shalekv.cli.process.lifecycle import serving_settings
 from shalekv.cli.process.logs import configure_logs
+from shalekv.cli.process.reader import read_database
 from shalekv.cli.process.shutdown import StopRequest
+from shalekv.cli.process.writer import serve_database
 from shalekv.clock import LoopClock
-from shalekv.settings import LogFormat, LogLevel
+from shalekv.errors import DatabaseNotFound
+from shalekv.settings import LogFormat, LogLevel, ReaderConfig, WriterConfig
 from tests.kit.virtual_time import virtual_time
 
 SECRET = "hunter2"
@@ -173,3 +178,19 @@ async def test_a_cancellation_by_others_is_not_swallowed() -> None:
             task.cancel()
     assert task.cancelled()
     assert not stop.requested.is_set()
+
+
+async def test_a_server_whose_database_is_not_opened_gives_up_its_address(tmp_path: Path) -> None:
+    """The socket's path is removed, as it is at the end of a server that has served."""
+    path = tmp_path / "socket"
+    flags = {"url": f"file://{tmp_path}/none", "listen": f"unix:{path}"}
+    with pytest.raises(DatabaseNotFound):
+        await serve_database(serving_settings(flags, None, WriterConfig), _never)
+    assert not path.exists()
+    with pytest.raises(DatabaseNotFound):
+        await read_database(serving_settings(flags, None, ReaderConfig), _never)
+    assert not path.exists()
+
+
+def _never(_listen: str) -> None:
+    raise AssertionError

@@ -20,6 +20,7 @@ from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
 from shalekv.cli.process.gc_tuning import tune_garbage_collector
 from shalekv.cli.process.lifecycle import (
     bind_port,
+    open_behind,
     open_links,
     open_runtime,
     refuse_exposure,
@@ -91,9 +92,8 @@ async def keep_logs(settings: SafekeeperConfig, announce: Callable[[str], None])
             open_links(settings.server.wire) as links,
         ):
             server = bind_port(lambda: Server(_with_long_streams(settings.server), runtime))
-            node = None
-            with stop.interruptible():
-                node = await Node.open(settings, runtime, sync_workers=sync_workers, links=links)
+            opening = Node.open(settings, runtime, sync_workers=sync_workers, links=links)
+            node = await open_behind(server, stop, opening)
             if node is None:
                 return
             try:

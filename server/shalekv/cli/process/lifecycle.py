@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import SystemRandom
@@ -60,6 +60,7 @@ FAILED_GRACE_MS = 1_000
 READINESS_POLL_MS = 500
 
 BoundT = TypeVar("BoundT")
+RoleT = TypeVar("RoleT")
 ServingT = TypeVar("ServingT", WriterConfig, ReaderConfig)
 ListeningT = TypeVar("ListeningT", WriterConfig, ReaderConfig, SafekeeperConfig)
 Serve = Callable[[ListeningT, Callable[[str], None]], Coroutine[Any, Any, None]]
@@ -186,6 +187,23 @@ def bind_port(make: Callable[[], BoundT]) -> BoundT:
         if error.errno == errno.EADDRINUSE:
             raise
         raise InvalidSetting(f"--listen {error.strerror}") from error
+
+
+async def open_behind(
+    server: Server, shutdown: Shutdown, opening: Awaitable[RoleT]
+) -> RoleT | None:
+    """Open the role of a server, which gives up its port when that fails.
+
+    Returns None when a shutdown was requested meanwhile.
+    """
+    role = None
+    try:
+        with shutdown.interruptible():
+            role = await opening
+    finally:
+        if role is None:
+            await server.stop()
+    return role
 
 
 async def start_serving(

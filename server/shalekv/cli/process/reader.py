@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shalekv.cli.process.lifecycle import (
     bind,
+    open_behind,
     open_database,
     open_links,
     open_runtime,
@@ -417,10 +418,9 @@ async def read_database(
             open_links(settings.server.wire) as links,
         ):
             server = bind(settings, runtime, None if link is None else link.door)
-            reader = None
             _log.info("opening", url=store.url)
-            with stop.interruptible():
-                reader = await Reader.open(store, settings=settings, runtime=runtime, links=links)
+            opening = Reader.open(store, settings=settings, runtime=runtime, links=links)
+            reader = await open_behind(server, stop, opening)
             if reader is None:
                 return
             role: Reader | SharedReader = reader

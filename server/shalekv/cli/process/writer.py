@@ -31,6 +31,7 @@ import structlog
 
 from shalekv.cli.process.lifecycle import (
     bind,
+    open_behind,
     open_database,
     open_links,
     open_runtime,
@@ -179,9 +180,7 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
 
 
 async def _serve_at_once(context: WriterContext, stop: StopRequest) -> None:
-    writer = None
-    with stop.interruptible():
-        writer = await open_writer(context)
+    writer = await open_behind(context.server, stop, open_writer(context))
     if writer is None:
         return
     grace_ms = context.settings.server.shutdown_grace_ms
