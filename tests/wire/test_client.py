@@ -183,10 +183,12 @@ async def test_a_deadline_ends_a_call_wherever_it_is() -> None:
 async def test_a_server_may_notice_a_deadline_first() -> None:
     """A server resets a call when its deadline has passed: that is no cancelled call."""
     async with raw_server() as (address, peers), channel(address) as client:
-        loop = asyncio.get_running_loop()
-        late_s = loop.time() + 0.051
-        call = client.unary(ECHO, b"x", timeout_s=0.05)
+        ready = asyncio.create_task(client.wait_ready(30))
         peer = await greeted(peers)
+        await ready
+        call = client.unary(ECHO, b"x", timeout_s=0.05)
+        loop = asyncio.get_running_loop()
+        late_s = loop.time() + 0.05  # the deadline has passed, and the client may not know yet
         _, _, stream_id, _ = await peer.receive(frames.HEADERS)
         loop.call_at(late_s, peer.send, frames.reset_frame(stream_id, ErrorCode.CANCEL))
         assert (await failure(call)).code is StatusCode.DEADLINE_EXCEEDED
