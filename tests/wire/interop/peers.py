@@ -16,6 +16,11 @@ from tests.wire.interop.grpcio_peers import GrpcioChannel
 
 HERE = Path(__file__).parent
 START_S = 60.0
+# Of the soak cases, which otherwise count a call as failed that waits for a busy processor.
+SOAK_FLAGS = (
+    "soak_per_iteration_max_acceptable_latency_ms=30000",
+    "soak_overall_timeout_seconds=300",
+)
 
 COMMON_CASES = (
     "empty_unary",
@@ -59,12 +64,14 @@ async def go_client(processes: Processes, address: str, case: str) -> None:
     host, port = _split(address)
     program = obtained("interop-go") / "bin" / "client"
     flags = [f"-server_host={host}", f"-server_port={port}", f"-test_case={case}"]
+    flags += [f"-{flag}" for flag in SOAK_FLAGS]
     await processes.run(*flags, program=str(program), code=0)
 
 
 async def java_client(processes: Processes, address: str, case: str, *more: str) -> None:
     host, port = _split(address)
     flags = [f"--server_host={host}", f"--server_port={port}", f"--test_case={case}"]
+    flags += [f"--{flag}" for flag in SOAK_FLAGS]
     client = "io.grpc.testing.integration.TestServiceClient"
     await processes.run(*_java(client), *flags, "--use_tls=false", *more, program="java", code=0)
 
