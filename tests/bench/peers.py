@@ -13,29 +13,17 @@ from pathlib import Path
 from tests.bench.stage import Target, cpu_s, run, tree
 from tests.servers.debian import libraries
 from tests.servers.obtain import obtained
-from tests.servers.process import Program, answers_http, free_port, free_ports, running
+from tests.servers.process import Program, free_port, running
+from tests.servers.record_stores import etcd_in
 
 SITE = "site"  # the folder of a package that was obtained
 
 
 @contextmanager
 def etcd(folder: Path) -> Iterator[Target]:
-    """One member of etcd at its default settings: it syncs, and its reads are linearizable."""
-    port, peer_port = free_ports(2)
-    url, peer_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
-    flags = {
-        "data-dir": str(folder / "data"),
-        "listen-client-urls": url,
-        "advertise-client-urls": url,
-        "listen-peer-urls": peer_url,
-        "initial-advertise-peer-urls": peer_url,
-        "initial-cluster": f"default={peer_url}",
-        "log-level": "error",
-    }
-    argv = [str(obtained("etcd") / "program")]
-    argv += [f"--{name}={value}" for name, value in flags.items()]
-    with running(Program(argv), folder / "log", answers_http(f"{url}/health")):
-        yield Target(f"127.0.0.1:{port}", _pids_of("etcd/program", str(folder)))
+    """One member of etcd, as `etcd_in`."""
+    with etcd_in(folder) as server:
+        yield Target(server.address, _pids_of("etcd/program", str(folder)))
 
 
 @contextmanager

@@ -54,21 +54,28 @@ class EtcdServer:
 
 @contextmanager
 def etcd() -> Iterator[EtcdServer]:
-    with folder() as work:
-        port, peer_port = free_ports(2)
-        url, peer_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
-        flags = {
-            "data-dir": str(work / "data"),
-            "listen-client-urls": url,
-            "advertise-client-urls": url,
-            "listen-peer-urls": peer_url,
-            "initial-advertise-peer-urls": peer_url,
-            "initial-cluster": f"default={peer_url}",
-        }
-        argv = [str(obtained("etcd") / "program")]
-        argv += [f"--{name}={value}" for name, value in flags.items()]
-        with running(Program(argv), work / "log", answers_http(f"{url}/health")):
-            yield EtcdServer(f"127.0.0.1:{port}")
+    with folder() as work, etcd_in(work) as server:
+        yield server
+
+
+@contextmanager
+def etcd_in(work: Path) -> Iterator[EtcdServer]:
+    """One member at its default settings: it syncs, and its reads are linearizable."""
+    port, peer_port = free_ports(2)
+    url, peer_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+    flags = {
+        "data-dir": str(work / "data"),
+        "listen-client-urls": url,
+        "advertise-client-urls": url,
+        "listen-peer-urls": peer_url,
+        "initial-advertise-peer-urls": peer_url,
+        "initial-cluster": f"default={peer_url}",
+        "log-level": "error",
+    }
+    argv = [str(obtained("etcd") / "program")]
+    argv += [f"--{name}={value}" for name, value in flags.items()]
+    with running(Program(argv), work / "log", answers_http(f"{url}/health")):
+        yield EtcdServer(f"127.0.0.1:{port}")
 
 
 @dataclass(frozen=True, slots=True)

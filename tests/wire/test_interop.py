@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import pytest
@@ -19,29 +19,18 @@ from shalekv_wire.client import WireChannel
 from tests.kit.processes.processes import Processes
 from tests.wire.interop import peers
 from tests.wire.interop.cases import CASES
-from tests.wire.interop.grpcio_peers import GrpcioChannel, grpcio_served
+from tests.wire.interop.grpcio_peers import grpcio_channel, grpcio_served
 from tests.wire.interop.messages import ECHO_INITIAL, ECHO_TRAILING, SERVICE, messages, sized
 from tests.wire.interop.service import served
 
 Server: TypeAlias = Callable[[], AbstractAsyncContextManager[str]]
 Start: TypeAlias = Callable[[Processes], Awaitable[str]]
+ChannelT = TypeVar("ChannelT", bound=Channel)
 KINDS = ("ipv4", "ipv6", "unix")
 
 
 @asynccontextmanager
-async def grpcio_channel(
-    address: str, compression: grpc.Compression | None = None
-) -> AsyncIterator[Channel]:
-    channel = GrpcioChannel(address, compression=compression)
-    try:
-        yield channel
-    finally:
-        await channel.close()
-
-
-@asynccontextmanager
-async def our_channel(address: str) -> AsyncIterator[Channel]:
-    channel = WireChannel(address)
+async def closing(channel: ChannelT) -> AsyncIterator[ChannelT]:
     try:
         yield channel
     finally:
@@ -62,14 +51,18 @@ def bound(kind: str, folder: Path) -> socket.socket:
 @pytest.mark.parametrize("case", CASES)
 async def test_grpcio_on_our_server(case: str) -> None:
     """Each case passes."""
-    async with served() as address, grpcio_channel(address) as channel:
+    async with served() as address, closing(grpcio_channel(address)) as channel:
         await CASES[case](channel)
 
 
+@pytest.mark.parametrize("open_channel", [grpcio_channel, WireChannel])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_addresses(kind: str, tmp_path: Path) -> None:
-    """The server listens on IPv4, IPv6 and Unix sockets."""
-    async with served(bound(kind, tmp_path)) as address, grpcio_channel(address) as channel:
+async def test_addresses(kind: str, open_channel: Callable[[str], Channel], tmp_path: Path) -> None:
+    """The server listens on IPv4, IPv6 and Unix sockets, and both clients find it there."""
+    async with (
+        served(bound(kind, tmp_path)) as address,
+        closing(open_channel(address)) as channel,
+    ):
         await CASES["large_unary"](channel)
         await CASES["ping_pong"](channel)
 
@@ -77,7 +70,7 @@ async def test_addresses(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.NoCompression])
 async def test_requests_may_be_compressed(compression: grpc.Compression) -> None:
     """Requests that are compressed by gzip are taken like those that are not."""
-    async with served() as address, grpcio_channel(address, compression) as channel:
+    async with served() as address, closing(grpcio_channel(address, compression)) as channel:
         for case in ("large_unary", "client_streaming", "ping_pong", "empty_stream"):
             await CASES[case](channel)
 
@@ -116,16 +109,8 @@ async def test_custom_metadata() -> None:
 @pytest.mark.parametrize("server", [grpcio_served, served])
 async def test_our_client(server: Server, case: str) -> None:
     """Each case passes on a server of grpcio, and on our own."""
-    async with server() as address, our_channel(address) as channel:
+    async with server() as address, closing(WireChannel(address)) as channel:
         await CASES[case](channel)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_our_client_on_all_addresses(kind: str, tmp_path: Path) -> None:
-    """IPv4, IPv6 and Unix sockets."""
-    async with served(bound(kind, tmp_path)) as address, our_channel(address) as channel:
-        await CASES["large_unary"](channel)
-        await CASES["ping_pong"](channel)
 
 
 @pytest.mark.soak
@@ -133,7 +118,7 @@ async def test_our_client_on_all_addresses(kind: str, tmp_path: Path) -> None:
 async def test_our_client_on_servers_of_others(processes: Processes, server: Start) -> None:
     """All cases pass on the servers of Go and Java, on one connection."""
     address = await server(processes)
-    async with our_channel(address) as channel:
+    async with closing(WireChannel(address)) as channel:
         for case in CASES.values():
             await case(channel)
 

@@ -22,7 +22,7 @@ from tests.servers.debian import libraries
 from tests.servers.obtain import obtained
 from tests.servers.process import HOST, Program, folder, free_port, free_ports, running
 from tests.wire.interop.cases import CASES
-from tests.wire.interop.grpcio_peers import GrpcioChannel
+from tests.wire.interop.grpcio_peers import grpcio_channel
 from tests.wire.interop.messages import SERVICE
 from tests.wire.interop.service import OPTIONS, find, served
 from tests.wire.test_interop import KINDS, bound
@@ -80,7 +80,7 @@ async def test_nginx_passes_all_cases_on(kind: str, tmp_path: Path) -> None:
     """Clients of grpcio and our own reach our server through nginx, over TCP and Unix sockets."""
     async with served(bound(kind, tmp_path)) as address:
         with nginx(address) as proxy:
-            for channel in (GrpcioChannel(proxy), WireChannel(proxy)):
+            for channel in (grpcio_channel(proxy), WireChannel(proxy)):
                 for name, case in CASES.items():
                     if name != "timeout_on_sleeping_server":  # the answer may be that of nginx
                         await case(channel)

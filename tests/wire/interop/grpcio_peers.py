@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 
-from shalekv_wire.status import CallFailed, Metadata, StatusCode
+from shalekv_client.routing.grpcio_channel import GrpcioChannel
 from tests.wire.interop.messages import ECHO_INITIAL, ECHO_TRAILING, SERVICE, messages, sized
 
 MESSAGE_BYTES_MAX = 64 << 20
@@ -107,64 +106,8 @@ async def _abort(context: Any, request: Any) -> None:
         await context.abort(codes[status.code], status.message)
 
 
-class GrpcioChannel:
-    """The client's transport over grpcio: what drives the cases against our server."""
-
-    def __init__(self, address: str, *, compression: grpc.Compression | None = None) -> None:
-        """`compression` is that of all requests."""
-        self.address = address
-        self._channel = grpc.aio.insecure_channel(address, OPTIONS, compression)
-
-    async def unary(
-        self, path: str, request: bytes, *, timeout_s: float | None = None, metadata: Metadata = ()
-    ) -> bytes:
-        call: Any = self._channel.unary_unary(path)
-        reply: bytes = await _with_our_errors(
-            lambda: call(request, timeout=timeout_s, metadata=metadata)
-        )
-        return reply
-
-    def stream(
-        self, path: str, *, timeout_s: float | None = None, metadata: Metadata = ()
-    ) -> _GrpcioStream:
-        call: Any = self._channel.stream_stream(path)
-        return _GrpcioStream(call(timeout=timeout_s, metadata=metadata))
-
-    async def wait_ready(self, timeout_s: float) -> None:
-        async with asyncio.timeout(timeout_s):
-            await self._channel.channel_ready()
-
-    async def close(self) -> None:
-        await self._channel.close()
-
-
-class _GrpcioStream:
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    async def write(self, message: bytes) -> None:
-        await _with_our_errors(lambda: self._call.write(message))
-
-    async def done_writing(self) -> None:
-        await _with_our_errors(self._call.done_writing)
-
-    async def read(self) -> bytes | None:
-        message: Any = await _with_our_errors(self._call.read)
-        return None if message is grpc.aio.EOF else message
-
-    def cancel(self) -> None:
-        self._call.cancel()
-
-
-async def _with_our_errors(call: Callable[[], Awaitable[Any]]) -> Any:
-    try:
-        return await call()
-    except grpc.aio.AioRpcError as error:
-        code = StatusCode(error.code().value[0])
-        metadata = tuple((k, v) for k, v in error.trailing_metadata() or ())
-        raise CallFailed(code, error.details() or "", metadata=metadata) from None
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise CallFailed(StatusCode.CANCELLED) from None
+def grpcio_channel(
+    address: str, compression: grpc.Compression = grpc.Compression.NoCompression
+) -> GrpcioChannel:
+    """The client's transport over grpcio; `compression` is that of all requests."""
+    return GrpcioChannel(address, [*OPTIONS, ("grpc.default_compression_algorithm", compression)])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -12,7 +12,6 @@ from tests.kit.processes.child import Child
 from tests.kit.processes.processes import Processes
 from tests.servers.obtain import obtained
 from tests.servers.process import free_port
-from tests.wire.interop.grpcio_peers import GrpcioChannel
 
 HERE = Path(__file__).parent
 START_S = 60.0
@@ -101,14 +100,12 @@ async def java_server(processes: Processes) -> str:
 
 async def _ready(child: Child, port: int) -> str:
     address = f"localhost:{port}"
-    channel = GrpcioChannel(address)
-    try:
-        await channel.wait_ready(START_S)
-    except TimeoutError:
-        raise AssertionError(child.report()) from None
-    finally:
-        with suppress(grpc.RpcError):
-            await channel.close()
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            async with asyncio.timeout(START_S):
+                await channel.channel_ready()
+        except TimeoutError:
+            raise AssertionError(child.report()) from None
     return address
 
 

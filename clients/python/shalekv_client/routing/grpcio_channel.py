@@ -6,7 +6,8 @@ Nothing imports this module, and so grpcio, unless the fallback was chosen.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -40,17 +41,21 @@ def _failure(code: grpc.StatusCode, message: str | None, metadata: Any) -> CallF
     return CallFailed(StatusCode(code.value[0]), text, metadata=trailing, is_unsent=is_unsent)
 
 
-def _closed() -> CallFailed:
-    return CallFailed(StatusCode.CANCELLED, "the call was cancelled by the client")
-
-
-def _is_task_cancelled() -> bool:
-    """Return whether the running task is being cancelled.
-
-    Distinguishes that from a call that was cancelled: grpcio raises CancelledError for both.
-    """
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+@contextmanager
+def _own_errors(ending: Callable[[], CallFailed | None] = lambda: None) -> Iterator[None]:
+    """Raise errors of grpcio as `CallFailed`: as what `ending` returns, if the status is known."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise ending() or call_failed(error) from None
+    except asyncio.InvalidStateError:
+        raise ending() or CallFailed(StatusCode.UNAVAILABLE, "the call is over") from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # grpcio raises the same for a call that was cancelled.
+        raise CallFailed(StatusCode.CANCELLED, "the call was cancelled by the client") from None
 
 
 class GrpcioChannel:
@@ -67,14 +72,8 @@ class GrpcioChannel:
         self, path: str, request: bytes, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> bytes:
         method: _UnaryMulticallable = self._channel.unary_unary(path)
-        try:
+        with _own_errors():
             return await method(request, timeout=timeout_s, metadata=tuple(metadata))
-        except grpc.aio.AioRpcError as error:
-            raise call_failed(error) from error
-        except asyncio.CancelledError:
-            if _is_task_cancelled():
-                raise
-            raise _closed() from None
 
     def stream(
         self, path: str, *, timeout_s: float | None = None, metadata: Metadata = ()
@@ -120,38 +119,17 @@ class GrpcioStream:
         call.add_done_callback(self._note_ending)
 
     async def write(self, message: bytes) -> None:
-        try:
+        with _own_errors(lambda: self._ending):
             await self._call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            raise self._ending or _over() from None
-        except asyncio.CancelledError:
-            if _is_task_cancelled():
-                raise
-            raise _closed() from None
 
     async def done_writing(self) -> None:
-        try:
+        with _own_errors(lambda: self._ending):
             await self._call.done_writing()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            raise self._ending or _over() from None
-        except asyncio.CancelledError:
-            if _is_task_cancelled():
-                raise
-            raise _closed() from None
 
     async def read(self) -> bytes | None:
-        try:
+        with _own_errors(lambda: self._ending):
             message: Any = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise self._ending or call_failed(error) from error
-        except asyncio.CancelledError:
-            if _is_task_cancelled():
-                raise
-            raise _closed() from None
-        if message is grpc.aio.EOF:
-            return None
-        data: bytes = message
-        return data
+        return None if message is grpc.aio.EOF else message
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -167,10 +145,6 @@ class GrpcioStream:
         if code is grpc.StatusCode.OK:
             return
         self._ending = _failure(code, _now(call.details()), _now(call.trailing_metadata()))
-
-
-def _over() -> CallFailed:
-    return CallFailed(StatusCode.UNAVAILABLE, "the call is over")
 
 
 def _now(coroutine: Coroutine[Any, Any, ValueT]) -> ValueT:
