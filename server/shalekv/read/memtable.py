@@ -173,6 +173,19 @@ class Memtable:
                 return None
         return found
 
+    def get_many(self, keys: Sequence[bytes]) -> list[Entry | None]:
+        """Return what `get` returns for each of these keys, without a call for each."""
+        if self._landed_tombstones:
+            return [*map(self.get, keys)]
+        newest, *older = reversed(self._segments)
+        found = [*map(newest.newest.get, keys)]
+        for segment in older:
+            if all(found):
+                break
+            get = segment.newest.get
+            found = [entry or get(key) for key, entry in zip(keys, found, strict=True)]
+        return found
+
     def hides(self, entry: Entry) -> bool:
         """Return whether a durable range tombstone hides `entry`."""
         return self._landed_tombstones.hides(entry)

@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from typing import TypeAlias
 
 from shalekv.clock import Clock
 from shalekv.errors import InvalidRequest, ObjectNotFound, SeqNotReached, TooStale
@@ -24,7 +23,6 @@ from shalekv.v1 import kv_pb2
 
 # A call without a deadline waits for so long: a commit that is not visible then may never be.
 SEQ_WAIT_MS_MAX = 30_000
-Lookup: TypeAlias = Callable[[bytes], Entry | None]  # finds the entry of a key in one state
 
 
 class Freshness:

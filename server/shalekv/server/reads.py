@@ -13,7 +13,7 @@ from shalekv.read.lookup import UNREAD
 from shalekv.read.version import PinnedVersion
 from shalekv.runtime import Runtime
 from shalekv.server import requests
-from shalekv.server.freshness import Freshness, Lookup, SnapshotReads
+from shalekv.server.freshness import Freshness, SnapshotReads
 from shalekv.server.replies import (
     RESULTS_AT_ONCE,
     EncodedHeaders,
@@ -99,8 +99,8 @@ class Reads:
         """Read many keys in one state; returns a serialized BatchGetReply."""
         header = request.header
         self._check(header, call)
-        requests.check_keys(request, self._limits)
-        return self._read_keys(header, call, [*request.keys], batch_get_reply)
+        keys = requests.check_keys(request, self._limits)
+        return self._read_keys(header, call, keys, batch_get_reply)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""
@@ -162,7 +162,8 @@ class Reads:
         if level == LINEARIZABLE:
             return self._read_confirmed(read)
         if level == UNCOMMITTED:
-            return self._look_up(read, engine.newest, engine.newest_seq, None, None)
+            newest = [*map(engine.newest, read.keys)]
+            return self._look_up(read, newest, engine.newest_seq, None, None)
         if not engine.watermark.is_whole:
             return self._read_view(read)
         return self._read_prefix(read, RETRIES_MAX)
@@ -181,14 +182,16 @@ class Reads:
         else:
             view = await engine.committed_view()
             retry = self._retry(read, retries_left)
-            found = self._look_up(read, view.get, view.seq, view.wal_id, retry)
+            in_memory = [*map(view.get, read.keys)]
+            found = self._look_up(read, in_memory, view.seq, view.wal_id, retry)
         return found if isinstance(found, bytes) else await found
 
     def _read_prefix(self, read: _Read, retries_left: int) -> Answer[bytes]:
         """Read the durable prefix. REQUIRES: nothing has landed behind a gap."""
         engine, prefix = self._engine, self._engine.watermark
         retry = self._retry(read, retries_left)
-        return self._look_up(read, engine.committed, prefix.seq, prefix.wal_id, retry)
+        in_memory = engine.memtable.get_many(read.keys)
+        return self._look_up(read, in_memory, prefix.seq, prefix.wal_id, retry)
 
     def _retry(self, read: _Read, retries_left: int) -> Retry | None:
         """Return a retry in a newer version of the levels, for a read that loses its version.
@@ -202,12 +205,12 @@ class Reads:
     def _look_up(
         self,
         read: _Read,
-        in_memory: Lookup,
+        in_memory: list[Entry | None],
         seq: int,
         wal_id: int | None,
         retry: Retry | None,
     ) -> Answer[bytes]:
-        """Look the keys up in memory, and in the levels those that memory does not have.
+        """Look those of the keys up in the levels that have no entry `in_memory`.
 
         The version of the levels is the current one, so it has what memory drops during the read.
         """
@@ -215,9 +218,12 @@ class Reads:
         header = self._headers.encode(seq, wal_id, staleness_ms)
         engine = self._engine
         pinned = engine.pinned
-        known = {key: in_memory(key) for key in keys}
+        is_known = pinned.version.is_empty or all(in_memory)
+        if is_known and len(keys) <= RESULTS_AT_ONCE:
+            return make_reply(header, in_memory, engine.time.now_ms)
+        known = dict(zip(keys, in_memory, strict=True))
         unread: list[bytes] = []
-        if not pinned.version.is_empty:
+        if not is_known:
             unread = [key for key, entry in known.items() if entry is None]
             if len(unread) <= LOOKUPS_AT_ONCE:
                 unread = pinned.add_found_now(unread, known)

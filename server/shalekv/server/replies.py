@@ -17,7 +17,6 @@ from shalekv.protocol.transaction import RESULT_FRAME_BYTES
 from shalekv.read.engine import ReadEngine
 from shalekv.server.service import MakeHeader
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX
-from shalekv.v1 import kv_pb2
 
 NOT_FOUND_BYTES = 2  # size of an empty result in a reply
 RESULTS_AT_ONCE = 1_000  # encoded before other tasks may run: about two milliseconds
@@ -29,10 +28,15 @@ _HEADER_TAG = b"\x0a"  # field 1 of each reply, with a length
 _FOUND, _VALUE_TAG, _SEQ_TAG, _EXPIRY_TAG = b"\x10\x01", b"\x1a", b"\x20", b"\x28"
 _RESULT_TAG = b"\x12"  # field 2 of a BatchGetReply, with a length
 _NO_RESULT = _RESULT_TAG + b"\0"
+# Of a BatchGetResult: field 1, which is true, 2, with a length, 3 and 4, both numbers.
+_RESULT_FOUND, _RESULT_VALUE_TAG = b"\x08\x01", b"\x12"
+_RESULT_SEQ_TAG, _RESULT_EXPIRY_TAG = b"\x18", b"\x20"
 _STALENESS_TAG = b"\x30"  # field 6 of a header, the last one; a number
 _SHORT_MAX = 0x7F  # the greatest number of one byte
 _SHORT = [bytes((number,)) for number in range(_SHORT_MAX + 1)]
 _CONTINUED = [bytes((0x80 | bits,)) for bits in range(_SHORT_MAX + 1)]
+_PIECES_MAX = 4_096  # of one kind that are kept: half a megabyte, at most
+_PUT = Kind.PUT
 
 
 def varint(number: int) -> bytes:
@@ -42,6 +46,33 @@ def varint(number: int) -> bytes:
         encoded += _CONTINUED[number & _SHORT_MAX]
         number >>= 7
     return encoded + _SHORT[number]
+
+
+class EncodedPieces(dict[int, bytes]):
+    """Pieces of messages that depend on one number, each made when it is first asked for."""
+
+    def __init__(self, make: Callable[[int], bytes]) -> None:
+        """Make the piece of a number with `make`."""
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, number: int) -> bytes:
+        """Make a piece; begin anew when there are too many."""
+        if len(self) >= _PIECES_MAX:
+            self.clear()
+        piece = self[number] = self._make(number)
+        return piece
+
+
+# A sequence number above `_SHORT_MAX` in two pieces: its lowest seven bits with the tag, and the
+# rest, of which the entries of a database have few different ones.
+_LOW_SEQS = [_RESULT_SEQ_TAG + low for low in _CONTINUED]
+_SHORT_SEQS = [_RESULT_SEQ_TAG + short for short in _SHORT]
+_HIGH_SEQS = EncodedPieces(varint)
+_RESULT_LENGTHS = EncodedPieces(lambda length: _RESULT_TAG + varint(length))
+_RESULT_HEADS = EncodedPieces(
+    lambda length: _RESULT_FOUND + (_RESULT_VALUE_TAG + varint(length) if length else b"")
+)
 
 
 class EncodedHeaders:
@@ -119,25 +150,33 @@ class _BatchGetReply:
 
     def add(self, entries: Sequence[Entry | None]) -> None:
         """Add a result for each entry. Raises `ReplyTooLarge`."""
-        parts, now_ms, size_bytes = self._parts, self._now_ms, self._size_bytes
-        for entry in entries:
-            if entry is None or not entry.is_visible(now_ms):
+        parts, now_ms = self._parts, self._now_ms
+        lengths, heads, low_seqs, high_seqs = _RESULT_LENGTHS, _RESULT_HEADS, _LOW_SEQS, _HIGH_SEQS
+        found_count = values_bytes = 0
+        for entry in entries:  # calls no function of Python for a usual one
+            if entry is None or entry[2] is not _PUT or 0 < entry[4] <= now_ms:
                 parts.append(_NO_RESULT)
-                size_bytes += NOT_FOUND_BYTES
                 continue
             _, seq, _, value, expire_at_ms = entry
-            size_bytes += RESULT_FRAME_BYTES + len(value)
-            if size_bytes > STREAM_MESSAGE_BYTES_MAX:
-                message = (
-                    f"the results for these {self._count} keys pass the "
-                    f"{STREAM_MESSAGE_BYTES_MAX} bytes of one reply: ask for fewer keys at once"
-                )
-                raise ReplyTooLarge(message)
-            result = kv_pb2.BatchGetResult(
-                found=True, value=value, seq=seq, expire_at_ms=expire_at_ms
-            ).SerializeToString()
-            parts += (_RESULT_TAG, varint(len(result)), result)
-        self._size_bytes = size_bytes
+            length = len(value)
+            found_count += 1
+            values_bytes += length
+            head = heads[length]
+            if seq > _SHORT_MAX:
+                tail = low_seqs[seq & _SHORT_MAX] + high_seqs[seq >> 7]
+            else:
+                tail = _SHORT_SEQS[seq]
+            if expire_at_ms:
+                tail += _RESULT_EXPIRY_TAG + varint(expire_at_ms)
+            parts += lengths[len(head) + length + len(tail)], head, value, tail
+        self._size_bytes += found_count * RESULT_FRAME_BYTES + values_bytes
+        self._size_bytes += (len(entries) - found_count) * NOT_FOUND_BYTES
+        if self._size_bytes > STREAM_MESSAGE_BYTES_MAX:
+            message = (
+                f"the results for these {self._count} keys pass the "
+                f"{STREAM_MESSAGE_BYTES_MAX} bytes of one reply: ask for fewer keys at once"
+            )
+            raise ReplyTooLarge(message)
 
     def encoded(self) -> bytes:
         """Return the whole reply."""

@@ -94,12 +94,14 @@ def check_key(key: bytes, field: str) -> bytes:
     return key
 
 
-def check_keys(request: kv_pb2.BatchGetRequest, limits: LimitSettings) -> None:
-    """Check the keys of a batch get."""
-    check_count(len(request.keys), "keys", limits)
-    for index, key in enumerate(request.keys):
-        if not 0 < len(key) <= KEY_BYTES_MAX:  # only then, since there may be thousands
+def check_keys(request: kv_pb2.BatchGetRequest, limits: LimitSettings) -> list[bytes]:
+    """Return the keys of a batch get."""
+    keys = [*request.keys]
+    check_count(len(keys), "keys", limits)
+    if not all(keys) or max(map(len, keys)) > KEY_BYTES_MAX:
+        for index, key in enumerate(keys):
             check_key(key, f"keys[{index}]")
+    return keys
 
 
 def put_change(
