@@ -44,7 +44,7 @@ from tests.kit.engine.backups import Place, back_up
 from tests.kit.in_process_cluster import CALL, InProcessCluster, running
 from tests.kit.inline_runtime import gathered
 from tests.kit.processes.in_process import real_runtime
-from tests.kit.serving.answers import parsed
+from tests.kit.serving.answers import parsed, scan_of
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
@@ -327,7 +327,7 @@ async def scanned(writer: Writer, snapshot_id: bytes = b"") -> Rows:
     for reverse in (False, True):
         request = kv_pb2.ScanRequest(header=header, reverse=reverse)
         rows: Rows = []
-        async for reply in writer.kv.scan(request, CALL):
+        async for reply in scan_of(writer.kv, request, CALL):
             rows += [(e.key, e.value, e.seq, e.expire_at_ms) for e in reply.entries]
         both.append(rows)
     forwards, backwards = both

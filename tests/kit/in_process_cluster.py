@@ -27,6 +27,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
 from tests.kit.processes.in_process import serve_settings
+from tests.kit.serving.answers import scan_of
 
 CALL = Call(peer="test")
 STOP_S = 20
@@ -112,6 +113,6 @@ async def write_all(writer: Writer, pairs: Mapping[bytes, bytes]) -> None:
 
 async def everything(writer: Writer) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
-    async for reply in writer.kv.scan(kv_pb2.ScanRequest(), CALL):
+    async for reply in scan_of(writer.kv, kv_pb2.ScanRequest(), CALL):
         found |= {entry.key: entry.value for entry in reply.entries}
     return found

@@ -23,6 +23,7 @@ from shalekv.server.service import Call
 from shalekv.v1 import kv_pb2
 from tests.kit.inline_runtime import gathered
 from tests.kit.model import decide, rests_on_state, writes
+from tests.kit.serving.answers import scan_of
 from tests.model.requests import (
     DURABLE,
     IDEMPOTENCY_KEYS,
@@ -74,7 +75,7 @@ class ClientMachine(WriterMachine):
         if self.waits(level):
             return
         request.header.read_level = level
-        replies = self.loop.run_until_complete(gathered(self.now.writer.kv.scan(request, CALL)))
+        replies = self.loop.run_until_complete(gathered(scan_of(self.now.writer.kv, request, CALL)))
         check_scan(replies, request, self.moment(level).visible())
         for reply in replies:
             self.check_header(reply.header, level, [entry.seq for entry in reply.entries])

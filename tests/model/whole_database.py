@@ -32,7 +32,7 @@ from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.constants import draw, undo_drawn
 from tests.kit.inline_runtime import InlineWorkers
-from tests.kit.serving.answers import parsed
+from tests.kit.serving.answers import parsed, scan_of
 from tests.sim.loop import SimLoop
 from tests.sim.nodes import Node
 from tests.sim.replicas import draw_reader
@@ -237,4 +237,4 @@ class WholeDatabase:
 
 
 async def _scanned(kv: Any, request: Any, call: Call) -> Sequence[Any]:
-    return [reply async for reply in kv.scan(request, call)]
+    return [reply async for reply in scan_of(kv, request, call)]

@@ -29,7 +29,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
 from shalekv.write.snapshots import Snapshots
-from tests.kit.serving.answers import answered
+from tests.kit.serving.answers import answered, scan_of
 from tests.sim.simulation import Simulation
 from tests.sim.store import URL
 
@@ -305,7 +305,7 @@ async def _put(writer: Writer, key: str, value: str) -> kv_pb2.PutReply:
 
 async def _scan(server: Writer | Reader, snapshot_id: bytes) -> dict[str, str]:
     header = kv_pb2.RequestHeader(snapshot_id=snapshot_id)
-    replies = server.kv.scan(kv_pb2.ScanRequest(header=header), Call())
+    replies = scan_of(server.kv, kv_pb2.ScanRequest(header=header), Call())
     entries = [entry async for reply in replies for entry in reply.entries]
     return {entry.key.decode(): entry.value.decode() for entry in entries}
 

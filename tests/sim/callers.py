@@ -24,7 +24,7 @@ from shalekv.server.service import Call
 from shalekv.server.writer_service import WriterKv
 from shalekv.v1 import kv_pb2
 from tests.kit.model import watched_keys
-from tests.kit.serving.answers import answered
+from tests.kit.serving.answers import answered, scan_of
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import (
@@ -221,7 +221,7 @@ async def _scanned(kv: WriterKv) -> tuple[int, tuple[tuple[bytes, Got], ...]]:
     """The number of the view, and all that is in it."""
     entries: list[tuple[bytes, Got]] = []
     seq = 0
-    async for reply in kv.scan(kv_pb2.ScanRequest(), Call()):
+    async for reply in scan_of(kv, kv_pb2.ScanRequest(), Call()):
         seq = reply.header.seq
         entries += [(e.key, Got(e.value, e.seq, e.expire_at_ms)) for e in reply.entries]
     return seq, tuple(entries)

@@ -20,6 +20,7 @@ from shalekv.server.service import Call
 from shalekv.server.writer import Writer
 from shalekv.v1 import kv_pb2
 from tests.kit.model import keys_of
+from tests.kit.serving.answers import scan_of
 from tests.sim.cluster import Cluster
 from tests.sim.copies import Copies, is_copied
 from tests.sim.errors import NodeCrashed, Violation
@@ -283,7 +284,7 @@ class OpenScans:
         seq = 0
         first_us: int | None = None
         request = kv_pb2.ScanRequest(reverse=random.random() < 0.3)
-        async with aclosing(writer.kv.scan(request, Call())) as replies:  # type: ignore[type-var]
+        async with aclosing(scan_of(writer.kv, request, Call())) as replies:
             async for reply in replies:
                 seq = reply.header.seq
                 first_us = self._sim.loop.now_us if first_us is None else first_us

@@ -35,7 +35,7 @@ from shalekv.settings import (
 )
 from shalekv.v1 import kv_pb2
 from tests.kit.constants import draw
-from tests.kit.serving.answers import answered
+from tests.kit.serving.answers import answered, scan_of
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import Got, Seen
@@ -178,7 +178,7 @@ class Replicas:
                     found[key] = Got(each.value, each.seq, each.expire_at_ms)
         else:
             scan = kv_pb2.ScanRequest(header=header, reverse=random.random() < 0.3)
-            async with aclosing(reader.kv.scan(scan, call)) as replies:  # type: ignore[type-var]
+            async with aclosing(scan_of(reader.kv, scan, call)) as replies:
                 async for part in replies:
                     replied_us, reply_header = replied_us or self._sim.loop.now_us, part.header
                     for e in part.entries:

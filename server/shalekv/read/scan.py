@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shalekv.concurrency import in_parallel
-from shalekv.protocol.entry import Entry, KeyRange
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.read.sorted_runs import (
     EMPTY_RUN,
     Cursor,
@@ -26,22 +26,28 @@ if TYPE_CHECKING:
     from shalekv.read.source import MergeSource
 
 FIRST_SLICE_COUNT = 64  # entries; a short scan should not merge a thousand
+_PUT = Kind.PUT
 SLICE_COUNT_MAX = 1_024  # entries; bounds the time for which other tasks wait: about a millisecond
 
 
 async def scan_slices(
-    view: ReadView, *, start: bytes, end: bytes, reverse: bool, now_ms: int
+    view: ReadView, *, start: bytes, end: bytes, reverse: bool, now_ms: int, wanted: int = 0
 ) -> AsyncGenerator[list[Entry], None]:
     """Yield the visible entries ``start <= key < end`` (empty: no bound), slice by slice.
 
-    A slice may be empty where everything in it was deleted or has expired at `now_ms`. To
-    merge a slice takes about a millisecond, in which no other task runs: let others run between two
-    slices. Raises `ObjectNotFound`
-    when an object of the levels is gone, `CorruptObject` and `StoreUnavailable`.
+    The caller needs not many more than `wanted` entries, if that is not 0. A slice may be empty
+    where everything in it was deleted or has expired at `now_ms`. To merge a slice takes about a
+    millisecond, in which no other task runs: let others run between two slices. Raises
+    `ObjectNotFound` when an object of the levels is gone, `CorruptObject` and `StoreUnavailable`.
     """
     merge = Merge(view, KeyRange(start, end), reverse=reverse)
+    count = 0
     while await merge.fetch():
-        yield [entry for entry in merge.slice() if entry.is_visible(now_ms)]
+        entries = merge.slice(max(wanted - count, FIRST_SLICE_COUNT) if wanted else SLICE_COUNT_MAX)
+        # As `Entry.is_visible`, without a call for each.
+        visible = [entry for entry in entries if entry[2] is _PUT and not 0 < entry[4] <= now_ms]
+        count += len(visible)
+        yield visible
 
 
 def memory_slices(view: ReadView, keys: KeyRange) -> Iterator[list[Entry]]:
@@ -87,14 +93,18 @@ class Merge:
             drop_exhausted(self._cursors)
         return bool(self._cursors)
 
-    def slice(self) -> list[Entry]:
-        """Return the newest entries of the next keys. REQUIRES: `fetch` has returned True."""
+    def slice(self, count_max: int = SLICE_COUNT_MAX) -> list[Entry]:
+        """Return the newest entries of the next keys, about `count_max` at most.
+
+        REQUIRES: `fetch` has returned True.
+        """
         tombstones = self._tombstones
         if tombstones:
             skip_hidden(self._cursors, tombstones, reverse=self._reverse)
             if any(cursor.is_open and cursor.is_exhausted for cursor in self._cursors):
                 return []  # a whole window was hidden: the next one has to be fetched first
-        entries = merge_slice(self._cursors, self._count, reverse=self._reverse)
+        count = min(self._count, count_max)
+        entries = merge_slice(self._cursors, count, reverse=self._reverse)
         self._count = min(self._count * 2, SLICE_COUNT_MAX)
         return tombstones.visible(entries)
 

@@ -17,8 +17,8 @@ from shalekv.read.engine import ReadEngine
 from shalekv.read.scan import scan_slices
 from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import OpenView, ReadView
-from shalekv.server.replies import EncodedHeaders, MakeReply, made_in_slices
-from shalekv.server.service import Call, MakeHeader
+from shalekv.server.replies.gets import EncodedHeaders, MakeReply, made_in_slices
+from shalekv.server.service import Call
 from shalekv.v1 import kv_pb2
 
 # A call without a deadline waits for so long: a commit that is not visible then may never be.
@@ -77,11 +77,10 @@ class SnapshotReads:
     All methods may raise `SnapshotNotFound` at any moment.
     """
 
-    def __init__(self, views: SnapshotViews, header: MakeHeader, encoded: EncodedHeaders) -> None:
-        """Read what `views` opens. `encoded` are the headers that `header` makes."""
+    def __init__(self, views: SnapshotViews, headers: EncodedHeaders) -> None:
+        """Read what `views` opens; `headers` are those of its replies."""
         self._views = views
-        self._header = header
-        self._encoded = encoded
+        self._headers = headers
 
     async def open(self, request_header: kv_pb2.RequestHeader) -> OpenView:
         """Open the view of the snapshot that a request names. Its read level is ignored."""
@@ -92,11 +91,11 @@ class SnapshotReads:
             raise InvalidRequest("header.min_seq", problem)
         return opened
 
-    def header(self, view: ReadView) -> kv_pb2.ReplyHeader:
-        """Make the header of a reply from this view. Its staleness is 0: a snapshot never ages."""
-        header = self._header(view.seq, view.wal_id)
-        header.staleness_ms = 0
-        return header
+    def header(self, view: ReadView) -> bytes:
+        """Encode the header of a reply from this view. Its staleness is 0: a snapshot never
+        ages.
+        """
+        return self._headers.encode(view.seq, view.wal_id, 0)
 
     async def look_up(
         self,
@@ -114,16 +113,21 @@ class SnapshotReads:
                 known.update(await view.pinned.find_many(not_in_memory))
             except ObjectNotFound as missing:
                 raise await self._views.explain(missing, request_header.snapshot_id) from missing
-        header = self._encoded.encode(view.seq, view.wal_id, 0)  # as `header`
         entries = [*map(known.get, keys)]
-        return await made_in_slices(make_reply, header, entries, lambda: opened.now_ms)
+        return await made_in_slices(make_reply, self.header(view), entries, lambda: opened.now_ms)
 
     async def slices(
-        self, snapshot_id: bytes, opened: OpenView, keys: KeyRange, *, reverse: bool
+        self, opened: OpenView, keys: KeyRange, request: kv_pb2.ScanRequest
     ) -> AsyncGenerator[list[Entry], None]:
         """Yield the visible entries of a range, while the snapshot has not expired."""
+        snapshot_id = request.header.snapshot_id
         found = scan_slices(
-            opened.view, start=keys.start, end=keys.end, reverse=reverse, now_ms=opened.now_ms
+            opened.view,
+            start=keys.start,
+            end=keys.end,
+            reverse=request.reverse,
+            now_ms=opened.now_ms,
+            wanted=entries_wanted(request),
         )
         try:
             async with aclosing(found):
@@ -132,3 +136,8 @@ class SnapshotReads:
                     yield entries
         except ObjectNotFound as missing:
             raise await self._views.explain(missing, snapshot_id) from missing
+
+
+def entries_wanted(request: kv_pb2.ScanRequest) -> int:
+    """Return how many entries a scan reads: one beyond its limit shows that more follow. 0: all."""
+    return request.limit + 1 if request.limit else 0

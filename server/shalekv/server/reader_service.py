@@ -62,7 +62,7 @@ class ReaderKv:
         """Read many keys in one state."""
         return self._reads.batch_get(request, call)
 
-    def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
+    def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[bytes]:
         """Read a range at one sequence number and one logical time."""
         return self._reads.scan(request, call)
 

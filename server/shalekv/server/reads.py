@@ -14,7 +14,7 @@ from shalekv.read.version import PinnedVersion
 from shalekv.runtime import Runtime
 from shalekv.server import requests
 from shalekv.server.freshness import Freshness, SnapshotReads
-from shalekv.server.replies import (
+from shalekv.server.replies.gets import (
     RESULTS_AT_ONCE,
     EncodedHeaders,
     MakeReply,
@@ -67,7 +67,7 @@ class Reads:
         self._clock = runtime.clock
         self._headers = EncodedHeaders(engine, header)
         self._freshness = Freshness(engine, runtime.clock)
-        self._snapshots = SnapshotReads(engine.snapshots, header, self._headers)
+        self._snapshots = SnapshotReads(engine.snapshots, self._headers)
         self.scans = Scans(
             engine,
             views,
@@ -75,7 +75,7 @@ class Reads:
             runtime.clock,
             freshness=self._freshness,
             snapshots=self._snapshots,
-            header=header,
+            headers=self._headers,
         )
 
     def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[bytes]:
@@ -102,8 +102,8 @@ class Reads:
         keys = requests.check_keys(request, self._limits)
         return self._read_keys(header, call, keys, batch_get_reply)
 
-    def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
-        """Read a range at one sequence number and one logical time."""
+    def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[bytes]:
+        """Read a range at one sequence number and one logical time; yields serialized replies."""
         self._check(request.header, call)
         return self.scans.scan(request, request.header.read_level or COMMITTED, call)
 

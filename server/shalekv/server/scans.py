@@ -1,9 +1,9 @@
 """`Scan` of the writer and of readers: which view is read, how it is cut into messages, next pages.
 
 A scan reads one view: that of a snapshot, the newest one, or the view that was kept for its page
-token. `Scans` opens or finds it, `scan_messages` cuts the entries into messages, `OpenViews` keeps
-views for next pages. A view keeps compacted entries in memory, and messages that the client does
-not read take memory as well; both are bounded, so a scan can be ended in the middle: by
+token. `Scans` opens or finds it, `server.replies.scans` cuts the entries into messages, `OpenViews`
+keeps views for next pages. A view keeps compacted entries in memory, and messages that the client
+does not read take memory as well; both are bounded, so a scan can be ended in the middle: by
 `OpenScan.expire` to free its view, by `ReplyBuffer.end` to free its messages.
 """
 
@@ -25,14 +25,16 @@ from random import Random
 from typing import Self, cast
 
 from shalekv.clock import Clock
-from shalekv.errors import ObjectNotFound, PageExpired, StreamTooSlow
+from shalekv.errors import ObjectNotFound, PageExpired
 from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.read.engine import ReadEngine
 from shalekv.read.memory_budget import MemoryBudget, Share, Stalls
 from shalekv.read.scan import scan_slices
 from shalekv.read.version import OpenView
 from shalekv.server import requests
-from shalekv.server.freshness import Freshness, SnapshotReads
+from shalekv.server.freshness import Freshness, SnapshotReads, entries_wanted
+from shalekv.server.replies.gets import EncodedHeaders
+from shalekv.server.replies.scans import ReplyBuffer, ScanMessage, scan_messages
 from shalekv.server.requests import (
     LINEARIZABLE,
     UNCOMMITTED,
@@ -40,7 +42,7 @@ from shalekv.server.requests import (
     PageToken,
     decode_page_token,
 )
-from shalekv.server.service import Call, MakeHeader
+from shalekv.server.service import Call
 from shalekv.settings import KIB, LimitSettings
 from shalekv.v1 import kv_pb2
 
@@ -51,10 +53,6 @@ STALLS_WAITED = 2  # times `result_stalled_ms`
 # Time for which a view is kept after the end of its scan: a client that lost the connection with
 # the last messages of a scan asks for them again soon.
 ENDED_TTL_MS = 5_000
-# Size of an entry in a message beside key and value, at most: five tags, 5 + 3 + 5 bytes of
-# lengths (of entry, key and value), and two numbers of up to 10 bytes.
-ENTRY_FRAME_BYTES = 40
-MESSAGE_COPIES = 2  # the message, and its bytes that the transport has not sent yet
 SCAN_AHEAD_BYTES = 64 * KIB  # about a block of each source, which every scan needs
 # A scan whose view keeps too much in memory is ended when its client has not read a message for
 # this long,
@@ -222,140 +220,6 @@ class OpenViews:
             self._expiries.pop(view_id).cancel()
 
 
-async def scan_messages(
-    slices: AsyncIterable[list[Entry]],
-    request: kv_pb2.ScanRequest,
-    header: kv_pb2.ReplyHeader,
-    buffer: ReplyBuffer,
-    *,
-    clock: Clock,
-    next_page: Callable[[bytes], bytes],
-) -> AsyncGenerator[kv_pb2.ScanReply, None]:
-    """Yield the replies to a scan. REQUIRES: `slices` hold visible entries in order.
-
-    A message is cut before it exceeds the memory that `buffer` has for it; an entry that is larger
-    gets a message of its own, and waits for memory. The last message says whether a limit of the
-    request has ended the scan, and then has the page token that `next_page` makes from the last
-    key; in a resumable scan every other message has one as well. Other tasks run between two
-    slices, and no slice is read before the caller has taken the messages of the one before.
-
-    Raises `Overloaded` and `StreamTooSlow`.
-    """
-    reply = kv_pb2.ScanReply(header=header)
-    reply_bytes = count = total_bytes = 0
-    last_key = b""
-    with buffer:
-        async for entries in slices:
-            for entry in entries:
-                if _is_ended(request, count, total_bytes):
-                    reply.more = True
-                    reply.page_token = next_page(last_key)
-                    buffer.offer(reply_bytes)
-                    yield reply
-                    buffer.taken()
-                    return
-                value = b"" if request.keys_only else entry.value
-                size_bytes = len(entry.key) + len(value) + ENTRY_FRAME_BYTES
-                if reply_bytes and reply_bytes + size_bytes > buffer.bytes_max:
-                    if request.resumable:
-                        reply.page_token = next_page(last_key)
-                    buffer.offer(reply_bytes)
-                    yield reply
-                    buffer.taken()
-                    reply, reply_bytes = kv_pb2.ScanReply(header=header), 0
-                if not reply_bytes:
-                    await buffer.begin(size_bytes)
-                reply.entries.add(
-                    key=entry.key, value=value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
-                )
-                reply_bytes += size_bytes
-                last_key = entry.key
-                count += 1
-                total_bytes += len(entry.key) + len(value)
-            await clock.sleep_ms(0)
-        buffer.offer(reply_bytes)
-        yield reply
-        buffer.taken()
-
-
-class ReplyBuffer:
-    """Memory of one scan for the message that its client has not read yet."""
-
-    def __init__(
-        self,
-        budget: MemoryBudget,
-        *,
-        message_bytes: int,
-        wait_ms: int,
-        close: Callable[[], Awaitable[None]],
-        call: Call,
-    ) -> None:
-        """Take memory from `budget`. If the scan is ended to free memory, `close` stops its reads.
-
-        After `close` the `call` is ended as well. `message_bytes` is the size of a message that is
-        aimed at; `wait_ms` the longest wait for memory.
-        """
-        self._share = Share(budget)
-        self._stalls = budget.stalls
-        self._message_bytes = message_bytes
-        self._wait_ms = wait_ms
-        self._close = close
-        self._call = call
-        self._ended_by: StreamTooSlow | None = None
-        self.bytes_max = 0  # size limit of the current message
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._stalls is not None:
-            self._stalls.taken(self)
-        self._share.give_back()
-
-    async def begin(self, needed_bytes: int) -> None:
-        """Take memory for the next message, which needs at least `needed_bytes`.
-
-        Raises `Overloaded`.
-        """
-        await self._share.take(
-            MESSAGE_COPIES * needed_bytes,
-            MESSAGE_COPIES * self._message_bytes,
-            wait_ms=self._wait_ms,
-        )
-        self.bytes_max = min(self._share.taken_bytes // MESSAGE_COPIES, self._message_bytes)
-
-    def offer(self, size_bytes: int) -> None:
-        """Note that the client can read the message now, and give back what it does not need."""
-        self._share.keep(MESSAGE_COPIES * size_bytes)
-        if self._stalls is not None:
-            self._stalls.offer(self, size_bytes)
-
-    def taken(self) -> None:
-        """Note that the client has read the message. Raises the error that has ended the scan."""
-        if self._ended_by is not None:
-            raise self._ended_by
-        if self._stalls is not None:
-            self._stalls.taken(self)
-        self._share.give_back()
-
-    async def end(self, error: StreamTooSlow) -> None:
-        """Implement `Stream`. REQUIRES: a message waits to be read."""
-        self._ended_by = error
-        self._share.give_back()
-        try:
-            await self._close()
-        finally:
-            if self._call.end is not None:
-                self._call.end(error)
-
-
-def _is_ended(request: kv_pb2.ScanRequest, count: int, total_bytes: int) -> bool:
-    """Return True if a limit of the request is reached."""
-    by_count = 0 < request.limit <= count
-    by_bytes = 0 < request.limit_bytes <= total_bytes
-    return by_count or by_bytes
-
-
 @dataclass(slots=True)
 class _KeptView:
     """State of the view that a scan keeps for its next page."""
@@ -376,7 +240,7 @@ class Scans:
         *,
         freshness: Freshness,
         snapshots: SnapshotReads,
-        header: MakeHeader,
+        headers: EncodedHeaders,
     ) -> None:
         """Create the scans of `engine`.
 
@@ -387,7 +251,7 @@ class Scans:
         self._clock = clock
         self._freshness = freshness
         self._snapshots = snapshots
-        self._header = header
+        self._headers = headers
         self.views = views
         self._stalls = Stalls(clock, limits.result_stalled_ms)
         self.result_budget = MemoryBudget(limits.result_bytes_max, self._stalls)  # unread messages
@@ -395,8 +259,8 @@ class Scans:
 
     def scan(
         self, request: kv_pb2.ScanRequest, level: LevelValue, call: Call
-    ) -> AsyncIterator[kv_pb2.ScanReply]:
-        """Read a range at one sequence number and one logical time."""
+    ) -> AsyncIterator[bytes]:
+        """Read a range at one sequence number and one logical time; yields serialized replies."""
         keys = requests.key_range(request.range)
         token = None
         if request.page_token:
@@ -407,12 +271,12 @@ class Scans:
 
     async def _at_snapshot(
         self, request: kv_pb2.ScanRequest, keys: KeyRange, token: PageToken | None, call: Call
-    ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
+    ) -> AsyncGenerator[bytes, None]:
         """Scan a snapshot. Its page tokens name the snapshot, so any server can continue."""
         snapshots, snapshot_id = self._snapshots, request.header.snapshot_id
         opened = await snapshots.open(request.header)
         rest = keys if token is None else token.rest(keys, reverse=request.reverse)
-        slices = snapshots.slices(snapshot_id, opened, rest, reverse=request.reverse)
+        slices = snapshots.slices(opened, rest, request)
 
         def next_page(last_key: bytes) -> bytes:
             return PageToken(snapshot_id, last_key).encode(self._database_id, request, keys)
@@ -423,7 +287,7 @@ class Scans:
             messages = self._messages(slices, request, header, buffer, next_page)
             async with aclosing(messages):
                 async for message in messages:
-                    yield message
+                    yield message.data
 
     async def _at_view(
         self,
@@ -432,7 +296,7 @@ class Scans:
         token: PageToken | None,
         level: LevelValue,
         call: Call,
-    ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
+    ) -> AsyncGenerator[bytes, None]:
         """Scan the view of the page token, or else the newest one, and keep it for next pages."""
         kept = _KeptView()
         rest = keys
@@ -447,10 +311,9 @@ class Scans:
             self.views.keep(opened, kept.view_id)
             rest = token.rest(keys, reverse=request.reverse)
             staleness_ms = math.ceil(self._clock.monotonic_ms() - opened.complete_until_ms)
-        header = self._header(opened.view.seq, opened.view.wal_id)
-        header.staleness_ms = staleness_ms
+        header = self._headers.encode(opened.view.seq, opened.view.wal_id, staleness_ms)
         ahead = self._ahead(opened)
-        scan = OpenScan(opened, self._slices(opened, rest, reverse=request.reverse))
+        scan = OpenScan(opened, self._slices(opened, rest, request))
         del opened  # or `scan.expire` would not free it
 
         def next_page(last_key: bytes) -> bytes:
@@ -465,9 +328,9 @@ class Scans:
                     with self._keep_resumable(scan, kept, is_resumable=request.resumable):
                         async for message in messages:
                             self.views.note_message(scan, is_waiting=True)
-                            yield message
+                            yield message.data
                             self.views.note_message(scan, is_waiting=False)
-                            kept.is_ended = not message.page_token
+                            kept.is_ended = not message.has_token
 
     @contextmanager
     def _keep_resumable(
@@ -487,10 +350,10 @@ class Scans:
         self,
         slices: AsyncIterable[list[Entry]],
         request: kv_pb2.ScanRequest,
-        header: kv_pb2.ReplyHeader,
+        header: bytes,
         buffer: ReplyBuffer,
         next_page: Callable[[bytes], bytes],
-    ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
+    ) -> AsyncGenerator[ScanMessage, None]:
         return scan_messages(
             slices, request, header, buffer, clock=self._clock, next_page=next_page
         )
@@ -526,11 +389,16 @@ class Scans:
         )
 
     async def _slices(
-        self, opened: OpenView, keys: KeyRange, *, reverse: bool
+        self, opened: OpenView, keys: KeyRange, request: kv_pb2.ScanRequest
     ) -> AsyncGenerator[list[Entry], None]:
         view = opened.view
         slices = scan_slices(
-            view, start=keys.start, end=keys.end, reverse=reverse, now_ms=opened.now_ms
+            view,
+            start=keys.start,
+            end=keys.end,
+            reverse=request.reverse,
+            now_ms=opened.now_ms,
+            wanted=entries_wanted(request),
         )
         try:
             async with aclosing(slices):

@@ -84,7 +84,9 @@ class KvService(Protocol):
         """Compare, then read and change, in one commit."""
         ...
 
-    def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
+    def scan(
+        self, request: kv_pb2.ScanRequest, call: Call
+    ) -> AsyncIterator[kv_pb2.ScanReply | bytes]:
         """Read a range in order; the iterator is closed when the caller goes away."""
         ...
 

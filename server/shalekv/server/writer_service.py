@@ -162,7 +162,7 @@ class WriterKv:
         transaction = transactions.txn_transaction(request, self._limits)
         return self._writes.transact(transaction, request, transactions.TXN_REPLY, call)
 
-    def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
+    def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[bytes]:
         """Read a range at one sequence number and one logical time."""
         return self._reads.scan(request, call)
 

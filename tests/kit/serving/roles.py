@@ -22,7 +22,7 @@ from shalekv.v1 import kv_pb2
 from shalekv.write.engine import WriterEngine
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import InlineWorkers, gathered
-from tests.kit.serving.answers import parsed
+from tests.kit.serving.answers import parsed, scan_of
 from tests.kit.store import FaultyStore, HeldStore, Hook, nothing
 
 CALL = Call(peer="test")
@@ -72,7 +72,7 @@ class Calls:
 
     async def scan(self, level: Any = COMMITTED, **fields: Any) -> list[kv_pb2.ScanReply]:
         request = kv_pb2.ScanRequest(header=header(level), **fields)
-        return await gathered(self.kv.scan(request, CALL))
+        return await gathered(scan_of(self.kv, request, CALL))
 
 
 class Serving(Calls):

@@ -29,7 +29,7 @@ from shalekv.settings import (
 )
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.v1 import kv_pb2
-from tests.kit.serving.answers import answered
+from tests.kit.serving.answers import answered, scan_of
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.requests import KEYS
@@ -187,8 +187,8 @@ async def _read_all(store: MemoryStore, runtime: Runtime) -> Answers:
     answers: list[object] = [reply.header.seq]
     answers += [(e.found, e.value, e.seq, e.expire_at_ms) for e in reply.results]
     for is_reverse in (False, True):
-        scan = reader.kv.scan(kv_pb2.ScanRequest(reverse=is_reverse), Call())
-        async with aclosing(scan) as replies:  # type: ignore[type-var]
+        scan = scan_of(reader.kv, kv_pb2.ScanRequest(reverse=is_reverse), Call())
+        async with aclosing(scan) as replies:
             async for part in replies:
                 answers.append(part.header.seq)
                 answers += [(e.key, e.value, e.seq, e.expire_at_ms) for e in part.entries]

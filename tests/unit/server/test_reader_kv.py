@@ -29,7 +29,7 @@ from shalekv.v1 import kv_pb2
 from tests.kit.constants import set_constants
 from tests.kit.engine.replica import BY_HAND, ReplicatedDatabase, pass_s
 from tests.kit.inline_runtime import gathered
-from tests.kit.serving.answers import answered, parsed
+from tests.kit.serving.answers import answered, parsed, scan_of
 from tests.kit.store import FaultyStore, at_each
 from tests.kit.virtual_time import virtual_time
 
@@ -112,7 +112,7 @@ async def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> 
         await get(reader, b"a", read_level=level)
     scan = kv_pb2.ScanRequest(header=kv_pb2.RequestHeader(read_level=level))
     with pytest.raises(NotTheWriter):
-        await gathered(reader.kv.scan(scan, Call()))
+        await gathered(scan_of(reader.kv, scan, Call()))
 
 
 @virtual_time(seed=1)
@@ -122,7 +122,7 @@ async def test_a_read_whose_version_was_lost_begins_again() -> None:
     await database.put(a=b"1", b=b"1")
     await database.compact()
     reader = await opened(database, snapshot="none")
-    scan = reader.kv.scan(kv_pb2.ScanRequest(), Call())
+    scan = scan_of(reader.kv, kv_pb2.ScanRequest(), Call())
     await database.put(a=b"2")
     await database.compact()
     await database.collect()
@@ -133,7 +133,7 @@ async def test_a_read_whose_version_was_lost_begins_again() -> None:
         await database.compact()
     await database.collect()
     with pytest.raises(SnapshotNotFound):
-        await gathered(reader.kv.scan(kv_pb2.ScanRequest(), Call()))
+        await gathered(scan_of(reader.kv, kv_pb2.ScanRequest(), Call()))
     assert (await get(reader, b"a")).value == b"4"
     assert [e.value for m in await gathered(scan) for e in m.entries] == [b"4", b"1"]
 
@@ -192,7 +192,7 @@ async def test_min_seq_makes_the_reader_poll(*, is_scan: bool) -> None:
         if is_scan:
             scan = kv_pb2.ScanRequest(header=header)
             found = [
-                e.value for m in await gathered(reader.kv.scan(scan, Call())) for e in m.entries
+                e.value for m in await gathered(scan_of(reader.kv, scan, Call())) for e in m.entries
             ]
         else:
             found = [(await get(reader, b"a", min_seq=seq)).value]
@@ -266,5 +266,5 @@ async def _first_reply(reader: Reader, method: str, header: kv_pb2.RequestHeader
     }
     answer = getattr(reader.kv, method)(requests[method], Call())
     if method == "scan":
-        return (await gathered(answer))[0]
+        return parsed(requests[method], (await gathered(answer))[0])
     return parsed(requests[method], await answer if isinstance(answer, Awaitable) else answer)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shalekv.errors import ReplyTooLarge
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.engine import ReadEngine
-from shalekv.server.replies import EncodedHeaders, batch_get_reply, get_reply, made_in_slices
+from shalekv.server.replies.gets import EncodedHeaders, batch_get_reply, get_reply, made_in_slices
 from shalekv.settings import MIB
 from shalekv.v1 import kv_pb2
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from itertools import chain
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shalekv.errors import InvalidRequest, Overloaded, PageExpired
 from shalekv.format.coding import crc32c
@@ -16,14 +20,14 @@ from shalekv.read.memory_budget import MemoryBudget
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.version import OpenView, ReadView
 from shalekv.server import requests
-from shalekv.server.requests import PageToken, decode_page_token
-from shalekv.server.scans import (
+from shalekv.server.replies.scans import (
     ENTRY_FRAME_BYTES,
     MESSAGE_COPIES,
-    OpenScan,
     ReplyBuffer,
     scan_messages,
 )
+from shalekv.server.requests import PageToken, decode_page_token
+from shalekv.server.scans import OpenScan
 from shalekv.server.service import Call
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.commits import put, run_of
@@ -32,6 +36,7 @@ from tests.kit.inline_runtime import gathered
 
 HEADER = kv_pb2.ReplyHeader(database_id=b"d" * 16, epoch=3, seq=7)
 GREATEST = 2**64 - 1
+EVERYTHING = kv_pb2.ScanRequest()
 
 
 def token(last_key: bytes) -> bytes:
@@ -51,18 +56,29 @@ async def _one_by_one(slices: list[list[Entry]]) -> AsyncIterator[list[Entry]]:
         yield entries
 
 
-def stream(
-    slices: AsyncIterator[list[Entry]], *, message_bytes: int, room: MemoryBudget, wait_ms: int = 0
+async def stream(
+    slices: AsyncIterator[list[Entry]],
+    request: kv_pb2.ScanRequest = EVERYTHING,
+    *,
+    message_bytes: int,
+    room: MemoryBudget,
+    wait_ms: int = 0,
 ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
-    """The messages of a scan of everything."""
-    return scan_messages(
+    """The messages of a scan; their bytes are those that protobuf makes."""
+    messages = scan_messages(
         slices,
-        kv_pb2.ScanRequest(),
-        HEADER,
+        request,
+        kv_pb2.ScanReply(header=HEADER).SerializeToString(),
         ReplyBuffer(room, message_bytes=message_bytes, wait_ms=wait_ms, close=nothing, call=Call()),
         clock=YieldingClock(),
         next_page=token,
     )
+    async with aclosing(messages):
+        async for data, has_token in messages:
+            reply = kv_pb2.ScanReply.FromString(data)
+            assert reply.SerializeToString(deterministic=True) == data
+            assert bool(reply.page_token) == has_token
+            yield reply
 
 
 def keys(reply: kv_pb2.ScanReply) -> list[bytes]:
@@ -87,6 +103,55 @@ def test_frame_of_an_entry_is_bounded() -> None:
         found = kv_pb2.Entry(key=key, value=value, seq=GREATEST, expire_at_ms=GREATEST)
         message_bytes = kv_pb2.ScanReply(entries=[found]).ByteSize()
         assert message_bytes - key_bytes - value_bytes <= ENTRY_FRAME_BYTES
+
+
+ENTRIES = st.builds(
+    Entry,
+    key=st.binary(min_size=1, max_size=150),
+    seq=st.one_of(st.integers(1, 300), st.integers(1, GREATEST)),
+    kind=st.just(Kind.PUT),
+    value=st.binary(max_size=150),
+    expire_at_ms=st.sampled_from([0, 0, 1, 300, GREATEST]),
+)
+
+
+@given(
+    slices=st.lists(st.lists(ENTRIES, max_size=6), max_size=4),
+    message_bytes=st.integers(1, 900),
+    limit=st.sampled_from([0, 0, 1, 2, 5, 9]),
+    limit_bytes=st.sampled_from([0, 0, 1, 100, 400]),
+    keys_only=st.booleans(),
+    resumable=st.booleans(),
+)
+async def test_messages_are_cut_where_they_were_one_by_one(
+    slices: list[list[Entry]], message_bytes: int, **fields: Any
+) -> None:
+    """The messages, as protobuf makes them, if entries are looked at one after the other."""
+    request = kv_pb2.ScanRequest(**fields)
+    expected = [kv_pb2.ScanReply(header=HEADER)]
+    total_bytes = size_bytes = 0
+    last_key = b""
+    for count, each in enumerate(chain.from_iterable(slices)):
+        if 0 < request.limit <= count or 0 < request.limit_bytes <= total_bytes:
+            expected[-1].more = True
+            expected[-1].page_token = token(last_key)
+            break
+        value = b"" if request.keys_only else each.value
+        own_bytes = len(each.key) + len(value)
+        if size_bytes and size_bytes + own_bytes + ENTRY_FRAME_BYTES > message_bytes:
+            if request.resumable:
+                expected[-1].page_token = token(last_key)
+            expected.append(kv_pb2.ScanReply(header=HEADER))
+            size_bytes = 0
+        expected[-1].entries.add(
+            key=each.key, value=value, seq=each.seq, expire_at_ms=each.expire_at_ms
+        )
+        size_bytes += own_bytes + ENTRY_FRAME_BYTES
+        total_bytes += own_bytes
+        last_key = each.key
+    room = MemoryBudget(1 << 30)
+    found = stream(_one_by_one(slices), request, message_bytes=message_bytes, room=room)
+    assert await gathered(found) == expected
 
 
 async def test_nothing_is_read_ahead() -> None:

@@ -17,6 +17,7 @@ from shalekv.v1 import kv_pb2
 from shalekv.write.pending_replies import PendingReply
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import gathered
+from tests.kit.serving.answers import scan_of
 from tests.kit.serving.roles import CALL, Serving, pairs, put, serving
 from tests.kit.serving.sweeping import compact
 
@@ -62,7 +63,7 @@ async def test_writer_that_ends_drops_its_views() -> None:
             answer = writer.kv.put(kv_pb2.PutRequest(key=key), CALL)
             assert isinstance(answer, PendingReply)
             await answer
-        await gathered(writer.kv.scan(kv_pb2.ScanRequest(limit=1), CALL))
+        await gathered(scan_of(writer.kv, kv_pb2.ScanRequest(limit=1), CALL))
         assert len(writer.kv.scans.views) == 1
         writer.close()
     assert len(writer.kv.scans.views) == 0
@@ -98,7 +99,7 @@ class Shedding:
 
     async def stalled(self) -> AsyncIterator[kv_pb2.ScanReply]:
         """A scan of everything, whose client has read one message."""
-        scan = self.writer.kv.scan(kv_pb2.ScanRequest(), CALL)
+        scan = scan_of(self.writer.kv, kv_pb2.ScanRequest(), CALL)
         await anext(scan)
         return scan
 

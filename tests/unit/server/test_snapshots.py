@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import cycle
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -23,7 +23,7 @@ from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import InlineWorkers, gathered
-from tests.kit.serving.answers import answered
+from tests.kit.serving.answers import answered, scan_of
 from tests.kit.serving.roles import (
     CALL,
     HOUR_MS,
@@ -143,7 +143,7 @@ async def scanned(
     server: Serving | Reader, header: kv_pb2.RequestHeader, **fields: Any
 ) -> list[kv_pb2.ScanReply]:
     request = kv_pb2.ScanRequest(header=header, **fields)
-    return await gathered(server.kv.scan(request, CALL))
+    return await gathered(scan_of(server.kv, request, CALL))
 
 
 async def got(
@@ -172,7 +172,7 @@ async def one_message(
 ) -> kv_pb2.ScanReply:
     """The first message of a scan whose caller then goes away."""
     request = kv_pb2.ScanRequest(header=header, resumable=True, page_token=token, **fields)
-    messages = cast("Messages", server.kv.scan(request, CALL))
+    messages = scan_of(server.kv, request, CALL)
     message = await anext(messages)
     await messages.aclose()
     return message
@@ -242,7 +242,7 @@ async def test_view_of_a_resumable_scan_does_not_stay(sim: Simulation) -> None:
         await sim.sleep_ms(ENDED_TTL_MS + 1)
         assert len(views) == 0
         request = kv_pb2.ScanRequest(resumable=True)
-        messages = cast("Messages", writer.kv.scan(request, CALL))
+        messages = scan_of(writer.kv, request, CALL)
         first = await anext(messages)
         await sim.sleep_ms(100_000)  # its next message is not taken
         assert len(views) == 0

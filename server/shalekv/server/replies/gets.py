@@ -15,6 +15,15 @@ from shalekv.errors import ReplyTooLarge
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.transaction import RESULT_FRAME_BYTES
 from shalekv.read.engine import ReadEngine
+from shalekv.server.replies.encoding import (
+    EXPIRY_TAG,
+    HIGH_SEQS,
+    LOW_SEQS,
+    SHORT_MAX,
+    SHORT_SEQS,
+    EncodedPieces,
+    varint,
+)
 from shalekv.server.service import MakeHeader
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX
 
@@ -28,47 +37,10 @@ _HEADER_TAG = b"\x0a"  # field 1 of each reply, with a length
 _FOUND, _VALUE_TAG, _SEQ_TAG, _EXPIRY_TAG = b"\x10\x01", b"\x1a", b"\x20", b"\x28"
 _RESULT_TAG = b"\x12"  # field 2 of a BatchGetReply, with a length
 _NO_RESULT = _RESULT_TAG + b"\0"
-# Of a BatchGetResult: field 1, which is true, 2, with a length, 3 and 4, both numbers.
-_RESULT_FOUND, _RESULT_VALUE_TAG = b"\x08\x01", b"\x12"
-_RESULT_SEQ_TAG, _RESULT_EXPIRY_TAG = b"\x18", b"\x20"
+_RESULT_FOUND, _RESULT_VALUE_TAG = b"\x08\x01", b"\x12"  # its fields 1, which is true, and 2
 _STALENESS_TAG = b"\x30"  # field 6 of a header, the last one; a number
-_SHORT_MAX = 0x7F  # the greatest number of one byte
-_SHORT = [bytes((number,)) for number in range(_SHORT_MAX + 1)]
-_CONTINUED = [bytes((0x80 | bits,)) for bits in range(_SHORT_MAX + 1)]
-_PIECES_MAX = 4_096  # of one kind that are kept: half a megabyte, at most
 _PUT = Kind.PUT
 
-
-def varint(number: int) -> bytes:
-    """Return a number, 0 or more, as protobuf writes it: seven bits a byte, the lowest first."""
-    encoded = b""
-    while number > _SHORT_MAX:
-        encoded += _CONTINUED[number & _SHORT_MAX]
-        number >>= 7
-    return encoded + _SHORT[number]
-
-
-class EncodedPieces(dict[int, bytes]):
-    """Pieces of messages that depend on one number, each made when it is first asked for."""
-
-    def __init__(self, make: Callable[[int], bytes]) -> None:
-        """Make the piece of a number with `make`."""
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, number: int) -> bytes:
-        """Make a piece; begin anew when there are too many."""
-        if len(self) >= _PIECES_MAX:
-            self.clear()
-        piece = self[number] = self._make(number)
-        return piece
-
-
-# A sequence number above `_SHORT_MAX` in two pieces: its lowest seven bits with the tag, and the
-# rest, of which the entries of a database have few different ones.
-_LOW_SEQS = [_RESULT_SEQ_TAG + low for low in _CONTINUED]
-_SHORT_SEQS = [_RESULT_SEQ_TAG + short for short in _SHORT]
-_HIGH_SEQS = EncodedPieces(varint)
 _RESULT_LENGTHS = EncodedPieces(lambda length: _RESULT_TAG + varint(length))
 _RESULT_HEADS = EncodedPieces(
     lambda length: _RESULT_FOUND + (_RESULT_VALUE_TAG + varint(length) if length else b"")
@@ -151,7 +123,7 @@ class _BatchGetReply:
     def add(self, entries: Sequence[Entry | None]) -> None:
         """Add a result for each entry. Raises `ReplyTooLarge`."""
         parts, now_ms = self._parts, self._now_ms
-        lengths, heads, low_seqs, high_seqs = _RESULT_LENGTHS, _RESULT_HEADS, _LOW_SEQS, _HIGH_SEQS
+        lengths, heads, low_seqs, high_seqs = _RESULT_LENGTHS, _RESULT_HEADS, LOW_SEQS, HIGH_SEQS
         found_count = values_bytes = 0
         for entry in entries:  # calls no function of Python for a usual one
             if entry is None or entry[2] is not _PUT or 0 < entry[4] <= now_ms:
@@ -162,12 +134,12 @@ class _BatchGetReply:
             found_count += 1
             values_bytes += length
             head = heads[length]
-            if seq > _SHORT_MAX:
-                tail = low_seqs[seq & _SHORT_MAX] + high_seqs[seq >> 7]
+            if seq > SHORT_MAX:
+                tail = low_seqs[seq & SHORT_MAX] + high_seqs[seq >> 7]
             else:
-                tail = _SHORT_SEQS[seq]
+                tail = SHORT_SEQS[seq]
             if expire_at_ms:
-                tail += _RESULT_EXPIRY_TAG + varint(expire_at_ms)
+                tail += EXPIRY_TAG + varint(expire_at_ms)
             parts += lengths[len(head) + length + len(tail)], head, value, tail
         self._size_bytes += found_count * RESULT_FRAME_BYTES + values_bytes
         self._size_bytes += (len(entries) - found_count) * NOT_FOUND_BYTES
