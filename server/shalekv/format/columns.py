@@ -12,7 +12,7 @@ import enum
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, islice, repeat
 from operator import lt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shalekv.errors import BadStructure, UnsupportedVersion
 from shalekv.format.records import key_violation
@@ -62,6 +62,10 @@ def refuse_kind(
         return UnsupportedVersion(name, offset, f"entries of kind {number} are for a later version")
     return BadStructure(name, offset, f"section {section} holds no entries of kind {number}")
 
+
+# Rows that are turned into columns at once. Each takes an iterator meanwhile: with many more, the
+# garbage collector walks through all of them, and the processor's cache does not have them.
+_TURNED_ROWS = 1_000
 
 # Translates a column of kinds into one that is true where the entry has no value.
 _IS_TOMBSTONE = bytes(number == Kind.TOMBSTONE for number in range(256))
@@ -119,10 +123,17 @@ class Columns(NamedTuple):
 NO_ROWS = Columns((), (), b"", (), ())
 
 
-def columns_of(entries: Iterable[Entry]) -> Columns:
+def columns_of(entries: Sequence[Entry]) -> Columns:
     """Return the columns of these entries, one or more."""
-    keys, seqs, kinds, values, expire_at_ms = zip(*entries, strict=True)
-    return Columns(keys, seqs, bytes(kinds), values, expire_at_ms)
+    if len(entries) <= _TURNED_ROWS:
+        keys, seqs, kinds, values, expire_at_ms = zip(*entries, strict=True)
+        return Columns(keys, seqs, bytes(kinds), values, expire_at_ms)
+    columns: tuple[list[Any], ...] = ([], [], [], [], [])
+    for start in range(0, len(entries), _TURNED_ROWS):
+        more = zip(*entries[start : start + _TURNED_ROWS], strict=True)
+        for column, part in zip(columns, more, strict=True):
+            column.extend(part)
+    return Columns(columns[0], columns[1], bytes(columns[2]), columns[3], columns[4])
 
 
 def violation(section: Section, columns: Columns) -> str | None:

@@ -16,7 +16,7 @@ from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.format.footer import SstProperties
 from shalekv.format.sst import Sst, open_sst
-from shalekv.format.sst_writer import encode_small, encode_sst
+from shalekv.format.sst_writer import encode_at_once, encode_sst
 from shalekv.protocol.fencing import Occupant, WalListing, WriterId
 from shalekv.settings import KIB
 from shalekv.store.cas import CasStore, Taken
@@ -278,7 +278,7 @@ def encode_wal(
     """Encode a WAL object."""
     points, range_tombstones, records, control = contents
     if (points or records) and not range_tombstones and not control:
-        return encode_small(properties, points, records, block_bytes=block_bytes, codec=codec)
+        return encode_at_once(properties, points, records, block_bytes=block_bytes, codec=codec)
     return encode_sst(
         properties,
         contents.points,

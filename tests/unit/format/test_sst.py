@@ -15,7 +15,7 @@ from shalekv.format.coding import crc32c
 from shalekv.format.columns import Section
 from shalekv.format.contents import SstContents
 from shalekv.format.sst import SstMetadata, metadata_range, read_block, read_filter, read_metadata
-from shalekv.format.sst_writer import encode_fence, encode_small, encode_sst
+from shalekv.format.sst_writer import encode_fence, encode_at_once, encode_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.samples import (
@@ -54,21 +54,21 @@ def test_one_block_answers_for_a_key(
 
 
 @given(points, system, block_sizes, st.sampled_from(Codec))
-def test_the_short_way_makes_the_same_object(
+def test_the_way_at_once_makes_the_same_object(
     entries: list[Entry], records: list[Entry], block_bytes: int, codec: Codec
 ) -> None:
-    """The short way to encode few entries makes the bytes of the long one, and refuses the same."""
+    """Entries that are encoded at once make the bytes of `encode_sst`, and the same are refused."""
     assume(entries or records)
     form: dict[str, Any] = {"block_bytes": block_bytes, "codec": codec}
     expected = encode_sst(properties(), entries, system=records, **form)
-    assert encode_small(properties(), entries, records, **form) == expected
+    assert encode_at_once(properties(), entries, records, **form) == expected
     for part, unordered in (
         (entries, (entries[::-1], records)),
         (records, (entries, records[::-1])),
     ):
         if len(part) > 1:
             with pytest.raises(ValueError, match=r"."):
-                encode_small(properties(), *unordered, **form)
+                encode_at_once(properties(), *unordered, **form)
 
 
 def test_a_block_is_closed_before_it_is_too_big() -> None:

@@ -203,7 +203,7 @@ class Outputs:
         sst = self._open or self._writer.begin()
         self._open, self._lone_seq = None, 0
         if pieces:
-            sst.add(Section.RANGE_TOMBSTONES, columns_of(map(_entry, pieces)))
+            sst.add(Section.RANGE_TOMBSTONES, columns_of([*map(_entry, pieces)]))
         self.infos.append(await self._writer.create(sst, self._level))
 
     def _pieces(self, tombstones: RangeTombstones, end: bytes) -> list[Fragment]:
