@@ -118,6 +118,7 @@ class Memtable:
         self._ahead: dict[int, MemoryRun] = {}  # by identity: landed, but not in the prefix yet
         self._ahead_bytes = 0
         self._dropped_seq = 0  # greatest sequence number of the dropped segments
+        self._landed_seq = 0  # greatest sequence number that has landed
         self._merge_due = asyncio.Event()
         self._merging = asyncio.Lock()  # a second merge would drop what was added during the first
         self._retired: list[RetiredRun] = []  # runs that are no longer here, and may be in views
@@ -190,16 +191,21 @@ class Memtable:
         """Return whether a durable range tombstone hides `entry`."""
         return self._landed_tombstones.hides(entry)
 
-    def land(self, run: MemoryRun) -> None:
+    def land(self, run: MemoryRun, *, first_seq: int = 0) -> None:
         """Make the entries of a WAL object that has landed visible to gets.
 
-        Objects may land out of order; the greater sequence number wins.
+        Objects may land out of order; the greater sequence number wins. No entry of this one has a
+        lower number than `first_seq`.
         """
         newest = self._segments[-1].newest
-        for entry in run.entries:
-            found = newest.get(entry.key)
-            if found is None or found.seq < entry.seq:
-                newest[entry.key] = entry
+        if first_seq > self._landed_seq:  # all of them are newer than what is here
+            newest.update(zip(run.keys, run.entries, strict=True))
+        else:
+            for entry in run.entries:
+                found = newest.get(entry.key)
+                if found is None or found.seq < entry.seq:
+                    newest[entry.key] = entry
+        self._landed_seq = max(self._landed_seq, run.max_seq)
         self._ahead[id(run)] = run
         self._ahead_bytes += run.size_bytes
         if run.range_tombstones:

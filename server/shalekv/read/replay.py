@@ -165,7 +165,7 @@ def apply_object(found: Sst, replayed: Replayed) -> None:
         newest.setdefault(entry.key, entry)
     tombstones = list(found.range_tombstones())
     run = MemoryRun.from_newest(newest, max_seq=contents.max_seq, range_tombstones=tombstones)
-    replayed.memtable.land(run)
+    replayed.memtable.land(run, first_seq=contents.min_seq)
     replayed.memtable.extend_prefix(run)
     for load in loads_of(found):
         replayed.loads.append(load)

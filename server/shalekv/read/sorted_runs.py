@@ -47,12 +47,19 @@ class MemoryRun:
 
     @classmethod
     def from_newest(
-        cls, newest: dict[bytes, Entry], *, max_seq: int, range_tombstones: Sequence[Entry] = ()
+        cls,
+        newest: dict[bytes, Entry],
+        *,
+        max_seq: int,
+        range_tombstones: Sequence[Entry] = (),
+        size_bytes: int | None = None,
     ) -> MemoryRun:
-        """Make a run of the newest entries of some keys."""
+        """Make a run of the newest entries of some keys; `size_bytes` is theirs, if it is known."""
         keys = sorted(newest)
-        entries = [newest[key] for key in keys]
-        return cls(keys, entries, entries_bytes(entries), max_seq, range_tombstones)
+        entries = [*map(newest.__getitem__, keys)]
+        if size_bytes is None:
+            size_bytes = entries_bytes(entries)
+        return cls(keys, entries, size_bytes, max_seq, range_tombstones)
 
 
 EMPTY_RUN = MemoryRun((), (), 0, 0)

@@ -23,7 +23,7 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import repeat
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from shalekv.clock import Clock
@@ -31,7 +31,7 @@ from shalekv.errors import DeadlinePassed, InvalidRequest
 from shalekv.format.coding import crc32c
 from shalekv.format.records import CLIENT_KEY_BYTES_MAX
 from shalekv.protocol.entry import KEY_BYTES_MAX, NO_EXPIRY, KeyRange, Kind, prefix_end
-from shalekv.protocol.transaction import Change
+from shalekv.protocol.transaction import Change, Puts
 from shalekv.server.service import Call
 from shalekv.settings import LimitSettings
 from shalekv.store.reachability import Reachability
@@ -71,6 +71,7 @@ _PUT = Kind.PUT
 _PLAIN = frozenset(("put", "delete"))  # changes that need no transaction
 CHANGES_AT_ONCE = 1_000  # converted before other tasks may run: about a millisecond
 _new = tuple.__new__  # what `Change()` calls in the end, at half the cost
+_TTL_MS = attrgetter("ttl_ms")
 
 
 class PutFields(NamedTuple):
@@ -130,37 +131,44 @@ def is_plain(request: kv_pb2.WriteRequest) -> bool:
 
 def write_changes(
     request: kv_pb2.WriteRequest, limits: LimitSettings, now_ms: Callable[[], int]
-) -> list[Change] | None:
+) -> Puts | list[Change] | None:
     """Convert a batch of puts and deletes, each key once: the last change of a key wins.
 
     Returns None if the batch has other changes as well, and so has to be a transaction.
     """
     check_count(len(request.changes), "changes", limits)
-    changes = _usual_puts(request.changes, limits)
-    if changes is None and not is_plain(request):
+    puts = _usual_puts(request.changes, limits)
+    if puts is not None:
+        return _last_puts(puts, limits)
+    if not is_plain(request):
         return None
-    return _last_of_each_key(changes or _changes(request.changes, 0, limits, now_ms), limits)
+    return _last_changes(_changes(request.changes, 0, limits, now_ms), limits)
 
 
 async def write_changes_in_turns(
     request: kv_pb2.WriteRequest, limits: LimitSettings, now_ms: Callable[[], int], clock: Clock
-) -> list[Change]:
+) -> Puts | list[Change]:
     """Convert a large batch as `write_changes`; other tasks run after each `CHANGES_AT_ONCE`.
 
     REQUIRES: `is_plain`.
     """
     check_count(len(request.changes), "changes", limits)
-    changes: list[Change] = []
-    while messages := request.changes[len(changes) : len(changes) + CHANGES_AT_ONCE]:
+    puts, changes, count = Puts([], []), list[Change](), 0
+    while messages := request.changes[count : count + CHANGES_AT_ONCE]:
         more = _usual_puts(messages, limits)
-        changes += more or _changes(messages, len(changes), limits, now_ms)
+        if more is not None and not changes:
+            puts = Puts([*puts.keys, *more.keys], [*puts.values, *more.values])
+        else:  # from now on, or since an earlier turn, there are changes of other kinds
+            changes = changes or [*puts]
+            changes += more or _changes(messages, count, limits, now_ms)
+        count += len(messages)
         await clock.sleep_ms(0)
-    by_key = _last_of_each_key(changes, limits)
+    by_key = _last_changes(changes, limits) if changes else _last_puts(puts, limits)
     await clock.sleep_ms(0)
     return by_key
 
 
-def _usual_puts(messages: Sequence[kv_pb2.Change], limits: LimitSettings) -> list[Change] | None:
+def _usual_puts(messages: Sequence[kv_pb2.Change], limits: LimitSettings) -> Puts | None:
     """Convert changes that are sound puts without a ttl, column by column: that costs a third.
 
     Returns None if there are other changes, or errors, among them.
@@ -171,10 +179,9 @@ def _usual_puts(messages: Sequence[kv_pb2.Change], limits: LimitSettings) -> lis
         all(keys)
         and max(map(len, keys)) <= KEY_BYTES_MAX
         and max(map(len, values)) <= limits.value_bytes_max
-        and not any(put.ttl_ms for put in puts)
+        and not any(map(_TTL_MS, puts))
     )
-    columns = zip(keys, repeat(_PUT), values, repeat(NO_EXPIRY), strict=False)
-    return [*map(Change._make, columns)] if is_usual else None
+    return Puts(keys, values) if is_usual else None
 
 
 def _changes(
@@ -195,7 +202,17 @@ def _change(
         raise within(f"changes[{at}]", error) from None
 
 
-def _last_of_each_key(changes: list[Change], limits: LimitSettings) -> list[Change]:
+def _last_puts(puts: Puts, limits: LimitSettings) -> Puts:
+    """Return the last put of each key."""
+    check_bytes(puts.payload_bytes, "changes", limits)
+    if len({*puts.keys}) == len(puts):
+        return puts
+    by_key = dict(zip(puts.keys, puts.values, strict=True))
+    return Puts([*by_key], [*by_key.values()])
+
+
+def _last_changes(changes: list[Change], limits: LimitSettings) -> list[Change]:
+    """Return the last change of each key."""
     size_bytes = sum([len(key) + len(value) for key, _, value, _ in changes])
     check_bytes(size_bytes, "changes", limits)
     by_key = {change[0]: change for change in changes}

@@ -25,7 +25,7 @@ from shalekv.errors import (
     Stopping,
 )
 from shalekv.format.records import REQUEST_HASH_BYTES, ReplyKind, record_key
-from shalekv.protocol.transaction import Change, Needs, Transaction
+from shalekv.protocol.transaction import Change, Needs, Puts, Transaction
 from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.server import requests
 from shalekv.server.requests import (
@@ -116,7 +116,7 @@ class _WriteReply(PendingReply[ReplyT]):
 class _Write(Generic[ReplyT]):
     """A checked write that may have to wait before it is submitted."""
 
-    work: Sequence[Change] | Transaction
+    work: Puts | Sequence[Change] | Transaction
     reply: _WriteReply[ReplyT]
     size_bytes: int
     needs: Needs
@@ -170,7 +170,7 @@ class Writes:
 
     def commit(
         self,
-        changes: Sequence[Change],
+        changes: Puts | Sequence[Change],
         request: WriteRequest,
         builder: ReplyBuilder[ReplyT],
         call: Call,
@@ -223,7 +223,7 @@ class Writes:
 
     async def commit_later(
         self,
-        prepare: Callable[[], Awaitable[Sequence[Change]]],
+        prepare: Callable[[], Awaitable[Puts | Sequence[Change]]],
         request: WriteRequest,
         builder: ReplyBuilder[ReplyT],
         call: Call,

@@ -23,6 +23,7 @@ from shalekv.protocol.transaction import (
     Change,
     DatabaseState,
     Decision,
+    Puts,
     Read,
     Transaction,
 )
@@ -107,7 +108,7 @@ class Commit:
 
     def __init__(
         self,
-        changes: Iterable[Change],
+        changes: Iterable[Change] | Puts,
         seq: int,
         settle: OnSettled,
         *,
@@ -177,6 +178,13 @@ class Commit:
         return bool(self.entries or self.range_tombstones or self.load is not None)
 
     @property
+    def entries_bytes(self) -> int | None:
+        """Memory of the entries, as `sorted_runs.entries_bytes`; None: `size_bytes` is a bound."""
+        if self.transaction is not None or self.load is not None:
+            return None
+        return self.size_bytes - COMMIT_OVERHEAD_BYTES - _record_bytes(self.keyed)
+
+    @property
     def depends_on_state(self) -> bool:
         """Return whether all commits before it must be durable before it is uploaded."""
         if self.load is not None:  # it divides the log into older and newer commits
@@ -238,8 +246,10 @@ class Commit:
         settle, self.settle = self.settle, _ignore
         settle(outcome)
 
-    def _entries(self, changes: Iterable[Change]) -> list[Entry]:
+    def _entries(self, changes: Iterable[Change] | Puts) -> list[Entry]:
         seq = self.seq
+        if isinstance(changes, Puts):
+            return changes.entries(seq)
         return [
             _new(Entry, (key, seq, kind, value, expire_at_ms))
             for key, kind, value, expire_at_ms in changes
@@ -250,9 +260,11 @@ def _ignore(_outcome: Receipt | ShaleError) -> None:
     """Ignore the outcome of a commit that is settled already."""
 
 
-def changes_bytes(changes: Sequence[Change] | Sequence[Entry]) -> int:
+def changes_bytes(changes: Puts | Sequence[Change] | Sequence[Entry]) -> int:
     """Accounted memory of a commit with these changes until it is durable, bytes."""
     size_bytes = COMMIT_OVERHEAD_BYTES + ENTRY_OVERHEAD_BYTES * len(changes)
+    if isinstance(changes, Puts):
+        return size_bytes + changes.payload_bytes
     for change in changes:
         size_bytes += len(change.key) + len(change.value)
     return size_bytes
@@ -289,9 +301,15 @@ class Group:
         self.size_bytes = sum([commit.size_bytes for commit in commits])
         # A commit that writes nothing has a number, too, but no reader of the WAL ever sees it.
         self.max_seq = next(commit.seq for commit in reversed(commits) if commit.writes)
-        newest = {entry.key: entry for commit in commits for entry in commit.entries}
-        tombstones = [entry for commit in commits for entry in commit.range_tombstones]
-        self.run = MemoryRun.from_newest(newest, max_seq=self.max_seq, range_tombstones=tombstones)
+        newest: dict[bytes, Entry] = {}
+        for commit in commits:
+            newest.update(zip(map(_KEY, commit.entries), commit.entries, strict=True))
+        self.run = MemoryRun.from_newest(
+            newest,
+            max_seq=self.max_seq,
+            range_tombstones=[entry for commit in commits for entry in commit.range_tombstones],
+            size_bytes=self._entries_bytes(len(newest)),
+        )
         for commit in commits:
             if commit.keyed is not None:
                 commit.take_slot(wal_id)
@@ -306,6 +324,13 @@ class Group:
         control = [load_entry(each.load, each.seq) for each in self.commits if each.load]
         return WalContents(self._points(), tombstones, records, control)
 
+    def _entries_bytes(self, key_count: int) -> int | None:
+        """Accounted memory of the newest entries; None: the commits do not tell it."""
+        if key_count != sum([len(commit.entries) for commit in self.commits]):
+            return None  # a key occurs twice
+        sizes = [commit.entries_bytes for commit in self.commits]
+        return None if None in sizes else sum(map(int, filter(None, sizes)))
+
     def _load(self) -> CommittedLoad | None:
         """The load that the group commits, which is then its only commit."""
         commit = self.commits[0]
@@ -314,8 +339,8 @@ class Group:
         return CommittedLoad(commit.load.load_id, commit.load.ssts, commit.seq, self.wal_id)
 
     def _points(self) -> Sequence[Entry]:
+        if len(self.run.entries) == sum([len(commit.entries) for commit in self.commits]):
+            return self.run.entries  # no key occurs twice
         entries = [entry for commit in reversed(self.commits) for entry in commit.entries]
-        if len(entries) == len(self.run.entries):  # no key occurs twice
-            return self.run.entries
         entries.sort(key=_KEY)  # stable: versions of one key stay newest first
         return entries

@@ -500,7 +500,7 @@ class WriterEngine:
 
     def land(self, group: Group) -> None:
         """Take a durable group into memory. Groups before it may not be durable yet."""
-        self.memtable.land(group.run)
+        self.memtable.land(group.run, first_seq=group.commits[0].seq)
         self.expiry.land(group)
 
     def publish(self, group: Group) -> None:

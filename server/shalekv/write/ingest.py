@@ -53,7 +53,7 @@ from shalekv.protocol.loads import (
 from shalekv.protocol.manifest import L0, Manifest, PendingLoad
 from shalekv.protocol.snapshot import create_snapshot, has_snapshot
 from shalekv.protocol.sst_table import SstInfo, SstTable
-from shalekv.protocol.transaction import Change
+from shalekv.protocol.transaction import Change, Puts
 from shalekv.read.version import LoadPin
 from shalekv.settings import LevelSettings
 from shalekv.store.cas import CasStore, Taken
@@ -134,7 +134,7 @@ class FileOwner:
 
 
 def encode_batch(
-    changes: Sequence[Change],
+    changes: Puts | Sequence[Change],
     owner: FileOwner,
     settings: LevelSettings,
     random_bytes: Callable[[int], bytes],
@@ -320,7 +320,7 @@ class Loads:
 
     async def write_batch(
         self,
-        changes: Sequence[Change],
+        changes: Puts | Sequence[Change],
         settle: OnSettled,
         *,
         size_bytes: int,
@@ -430,7 +430,9 @@ class Loads:
                 Commit.of_load(load, self._log.next_seq, settle, size_bytes=size_bytes)
             )
 
-    async def _encode(self, changes: Sequence[Change]) -> tuple[PendingLoad, list[FinishedSst]]:
+    async def _encode(
+        self, changes: Puts | Sequence[Change]
+    ) -> tuple[PendingLoad, list[FinishedSst]]:
         random = self._store.runtime.random
         now_ms = await self._store.now_ms()
         owner = FileOwner(

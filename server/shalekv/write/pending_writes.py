@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 
 from shalekv.clock import Clock
 from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, KeyRange
@@ -20,6 +21,7 @@ from shalekv.read.version import ReadView
 from shalekv.write.commit import Commit
 
 SORTED_AT_ONCE_COUNT = 2_000  # entries sorted before other tasks get to run
+_KEY = itemgetter(0)  # of an Entry
 
 
 class PendingWrites:
@@ -76,8 +78,8 @@ class PendingWrites:
 
     def add(self, commit: Commit) -> None:
         """Add a commit that is newer than all others."""
-        for entry in commit.entries:
-            self._newest[entry.key] = entry
+        entries = commit.entries
+        self._newest.update(zip(map(_KEY, entries), entries, strict=True))
         if commit.range_tombstones:
             self._range_deletes[commit] = None
             self._tombstones = self._tombstones.with_added(commit.range_tombstones)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Protocol
 
 from shalekv.errors import OutcomeUnknown, ShaleError
@@ -32,6 +33,7 @@ ENCODE_INLINE_COUNT = 4_000
 ENCODE_INLINE_BYTES = 1 << 20
 COMPRESS_INLINE_BYTES = ENCODE_INLINE_BYTES // 4  # compression takes some 2.5 ms for a megabyte
 EPOCH_METADATA = "writer_epoch"  # user metadata of each WAL object
+_KEY, _VALUE = itemgetter(0), itemgetter(3)  # of an Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,9 @@ def is_small(contents: WalContents, codec: Codec) -> bool:
     """Return whether the contents are encoded so fast that no worker is needed."""
     if sum(map(len, contents)) > ENCODE_INLINE_COUNT:
         return False
-    size_bytes = sum([len(e.key) + len(e.value) for part in contents for e in part])
+    size_bytes = 0
+    for part in contents:
+        size_bytes += sum(map(len, map(_KEY, part))) + sum(map(len, map(_VALUE, part)))
     return size_bytes <= (ENCODE_INLINE_BYTES if codec is Codec.NONE else COMPRESS_INLINE_BYTES)
 
 

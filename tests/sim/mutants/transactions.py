@@ -104,8 +104,9 @@ class _RunWithoutRangeDeletes(MemoryRun):
         *,
         max_seq: int,
         range_tombstones: Sequence[Entry] = (),
+        size_bytes: int | None = None,
     ) -> MemoryRun:
-        del range_tombstones
+        del range_tombstones, size_bytes
         return MemoryRun.from_newest(newest, max_seq=max_seq)
 
 

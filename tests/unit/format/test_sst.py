@@ -15,7 +15,7 @@ from shalekv.format.coding import crc32c
 from shalekv.format.columns import Section
 from shalekv.format.contents import SstContents
 from shalekv.format.sst import SstMetadata, metadata_range, read_block, read_filter, read_metadata
-from shalekv.format.sst_writer import encode_fence, encode_at_once, encode_sst
+from shalekv.format.sst_writer import encode_at_once, encode_fence, encode_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.samples import (
