@@ -22,6 +22,7 @@ _BUILT = ("protos/node_modules", "docker/.env")  # made by tools and users
 # Statements about an earlier version are not changed later.
 _HISTORY = ("CHANGELOG.md",)
 
+WIRE = ROOT / "server/docs/wire.md"
 DOCUMENTS = [name for name, _ in texts() if name.endswith(".md") and name not in _HISTORY]
 
 
@@ -69,6 +70,15 @@ def test_the_paths_of_requests_name_functions() -> None:
     rows = _STEP.findall(diagram.PAGE.read_text())
     assert len(rows) > 20
     assert [(file, name) for file, name in rows if name not in definitions(file)] == []
+
+
+def test_the_limits_of_the_wire_have_their_names() -> None:
+    """Each constant in wire.md is one of the wire, or of the server that uses it."""
+    names = re.findall(r"`([A-Z]+(?:_[A-Z]+)*_(?:MAX|BYTES|S|FACTOR|WINDOW))`", WIRE.read_text())
+    folders = ("clients/python/shalekv_wire", "server/shalekv/rpc")
+    code = "".join(file.read_text() for each in folders for file in (ROOT / each).glob("*.py"))
+    assert len(names) > 12
+    assert [name for name in names if not re.search(rf"^{name} = ", code, re.MULTILINE)] == []
 
 
 def definitions(file: str) -> set[str]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
 
 from shalekv_wire import frames
 from shalekv_wire.frames import END_STREAM, PREFACE
-from shalekv_wire.headers import literal
+from shalekv_wire.headers import KEPT_BYTES_MAX, literal
 from shalekv_wire.server import ServerCall, StreamCall, Streaming, Unary
 from shalekv_wire.status import CallFailed, StatusCode
 from shalekv_wire.stream import Limits
 from tests.kit.timeouts import until
-from tests.wire.core import STREAM, UNARY, Core, Frame, parsed
+from tests.wire.core import SILENT, STREAM, UNARY, Core, Frame, parsed
 from tests.wire.serving import ECHO, LATER, channel, serving
 from tests.wire.test_server import request
 
@@ -165,6 +166,46 @@ async def test_requests_that_wait_for_their_end_are_bounded() -> None:
     assert frames.DATA in kinds(core.feed(end))
     core.feed(frames.reset_frame(3, frames.ErrorCode.CANCEL))
     assert core.received.held == 2 * 1_064
+    await core.lose()
+    assert core.received.held == 0
+
+
+def lists_from_references(path: str) -> Iterator[bytes]:
+    """Headers of 12 kB, none of which ends its stream or is like another, from 70 bytes each."""
+    field = b"\x40\x03x-a\x7f\xbd\x1d" + b"v" * 3_900  # added to the dynamic table
+    call = without_end(request(1, path, b""))[0][9:]
+    yield frames.header_frames(call + field, 0, 1)
+    for number in range(1, 256):
+        block = call + literal(b"x-n", b"%d" % number) + b"\xbe" * 3
+        yield frames.header_frames(block, 0, 2 * number + 1)
+
+
+async def test_what_a_connection_keeps_of_headers_is_bounded() -> None:
+    """Few bytes may refer to long entries of the dynamic table, again and again."""
+    core = await connected()
+    headers = lists_from_references("/e/Unknown")
+    core.feed(next(headers))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for header in headers:
+            core.feed(header)
+        assert tracemalloc.get_traced_memory()[0] - before < 8 * KEPT_BYTES_MAX
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("path", [UNARY, SILENT])
+async def test_large_headers_of_open_calls_are_bounded(path: str) -> None:
+    """They count as messages that are not complete, until the calls end."""
+    core = await connected(Limits(received_bytes_max=50_000))
+    headers = lists_from_references(path)
+    for _ in range(5):
+        core.feed(next(headers))
+    assert frames.RST_STREAM in kinds(core.feed(next(headers)))
+    assert 40_000 < core.received.held <= 50_000
+    core.feed(frames.reset_frame(1, frames.ErrorCode.CANCEL))
+    assert core.received.held <= 50_000 - 4_000
     await core.lose()
     assert core.received.held == 0
 

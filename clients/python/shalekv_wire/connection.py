@@ -39,7 +39,7 @@ HeadT = TypeVar("HeadT")
 
 CONNECTION_WINDOW = 4 * MIB  # bytes that a peer may send before they are received
 # A client that sends more pings than one in this time, without calls in between, is disconnected
-# at the third.
+# at the third. Clients of gRPC ping every 30 seconds or less often.
 PING_INTERVAL_S = 20.0
 PING_STRIKES_MAX = 2
 # Streams that were reset here, of which the peer may not know yet.

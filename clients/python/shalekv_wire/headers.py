@@ -23,8 +23,9 @@ from shalekv_wire.status import Metadata, StatusCode
 
 HeadT = TypeVar("HeadT")
 
-BLOCKS_MAX = 256  # decoded blocks that a connection keeps
-BLOCK_BYTES_MAX = 1_024  # longer blocks are not kept
+# Of the lists of the decoded blocks that a connection keeps: a block of few bytes may refer to
+# entries of the dynamic table that have thousands.
+KEPT_BYTES_MAX = 32 * 1024
 CONTENT_TYPE = b"application/grpc"
 ENCODINGS = ("identity", "gzip")  # of messages
 HTTP_OK = 200
@@ -79,6 +80,7 @@ class RequestHead:
     encoding: str = "identity"  # of its messages
     accepts_gzip: bool = False
     content_length: int | None = None
+    size_bytes: int = 0  # of the list without its timeout: names, values, and 32 for each field
     http_status: int = (
         HTTP_OK  # other: the request is none of gRPC, and is answered with this status
     )
@@ -105,7 +107,7 @@ class ResponseHead:
 class HeaderDecoder(Generic[HeadT]):
     """Decodes the header blocks of one direction of a connection, in their order."""
 
-    __slots__ = ("_decoder", "_kept", "_list_bytes_max", "_make")
+    __slots__ = ("_decoder", "_kept", "_kept_bytes", "_list_bytes_max", "_make")
 
     def __init__(self, make: Callable[[Fields], HeadT], *, list_bytes_max: int) -> None:
         """`make` builds the result from the fields; it may raise `Malformed`.
@@ -116,6 +118,7 @@ class HeaderDecoder(Generic[HeadT]):
         self._list_bytes_max = list_bytes_max
         self._decoder = FieldDecoder(DECODED_FACTOR * list_bytes_max)
         self._kept: dict[bytes, HeadT] = {}
+        self._kept_bytes = 0
 
     def decode(self, block: bytes) -> HeadT:
         """Decode a complete block.
@@ -130,23 +133,34 @@ class HeaderDecoder(Generic[HeadT]):
 
     def decode_fields(self, block: bytes) -> Fields:
         """Decode a block without making a result of it. Raises `ConnectionFault` and `TooLarge`."""
+        return self._decode_list(block)[0]
+
+    def _decode_list(self, block: bytes) -> tuple[Fields, int]:
         changes = self._decoder.changes
         fields, size_bytes = self._decoder.decode(block)
         if self._decoder.changes != changes:
-            self._kept.clear()  # the meaning of indices has changed
+            self._forget()  # the meaning of indices has changed
         if size_bytes > self._list_bytes_max:
             raise TooLarge(f"{size_bytes} bytes of metadata, and {self._list_bytes_max} at most")
-        return fields
+        return fields, size_bytes
 
     def _decode(self, block: bytes) -> HeadT:
         changes = self._decoder.changes
-        head = self._make(self.decode_fields(block))
+        fields, size_bytes = self._decode_list(block)
+        head = self._make(fields)
         # A block that changes the table must be decoded each time.
-        if self._decoder.changes == changes and len(block) <= BLOCK_BYTES_MAX:
-            if len(self._kept) >= BLOCKS_MAX:
-                self._kept.clear()
-            self._kept[block] = head
+        if self._decoder.changes == changes:
+            size_bytes += len(block)
+            if self._kept_bytes + size_bytes > KEPT_BYTES_MAX:
+                self._forget()
+            if size_bytes <= KEPT_BYTES_MAX:
+                self._kept[block] = head
+                self._kept_bytes += size_bytes
         return head
+
+    def _forget(self) -> None:
+        self._kept.clear()
+        self._kept_bytes = 0
 
 
 class FieldEncoder:
@@ -293,7 +307,7 @@ def request_head(fields: Fields) -> RequestHead:
     head = _heads.get(key)
     if head is None:
         head = _request_head(others)
-        if sum(len(name) + len(value) for name, value in others) <= _HEAD_BYTES_MAX:
+        if head.size_bytes <= _HEAD_BYTES_MAX:
             if len(_heads) >= _HEADS_MAX:
                 _heads.clear()
             _heads[key] = head
@@ -315,6 +329,7 @@ def _with_timeout(head: RequestHead, timeout: bytes) -> RequestHead:
         head.encoding,
         head.accepts_gzip,
         head.content_length,
+        head.size_bytes,
         head.http_status,
         problem,
     )
@@ -336,6 +351,7 @@ def _request_head(fields: Fields) -> RequestHead:
         encoding=named.get(b"grpc-encoding", b"identity").decode("latin-1"),
         accepts_gzip=b"gzip" in named.get(b"grpc-accept-encoding", b""),
         content_length=_content_length(named),
+        size_bytes=sum(len(name) + len(value) + ENTRY_OVERHEAD_BYTES for name, value in fields),
         http_status=http_status,
         problem=problem,
     )

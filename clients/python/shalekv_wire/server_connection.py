@@ -61,6 +61,7 @@ _TRAILERS_ONLY = b"\x88" + _CONTENT_TYPE_FIELD
 _PLAIN_BODY = b"This port speaks gRPC.\n"
 _PLAIN_FIELDS = literal(b"content-type", b"text/plain")
 _COMPRESSION_LEVEL = 1
+HEAD_BYTES_MIN = 2 * 1024  # a longer header counts as bytes of an incomplete message
 _log = logging.getLogger(__name__)
 
 
@@ -113,12 +114,14 @@ class ServerCall(Stream):
         "has_header",
         "head",
         "header_fields",
-        "host",
+        "held_bytes",
         "is_compressed",
         "on_cancel",
         "peer",
         "trailer_fields",
     )
+
+    connection: ServerConnection
 
     def __init__(self, connection: ServerConnection, stream_id: int, head: RequestHead) -> None:
         """Begin a call with the header `head`."""
@@ -126,7 +129,6 @@ class ServerCall(Stream):
         self.head = head
         self.encoding = head.encoding
         self.content_left = head.content_length
-        self.host = connection.host
         self.peer = connection.peer
         self.deadline_s: float | None = None  # on the clock of `time.monotonic`
         if head.timeout_s is not None:
@@ -137,6 +139,19 @@ class ServerCall(Stream):
         self.header_fields = self.trailer_fields = b""  # encoded metadata
         self.has_header = False  # the header of the response was sent
         self.is_compressed = False  # replies are compressed by gzip
+        self.held_bytes = 0  # counted by `keep`
+
+    def keep(self, size: int) -> bool:
+        """Count bytes until `release`; False: there are too many, and the call ends."""
+        is_kept = self.hold(size)
+        if is_kept:
+            self.held_bytes += size
+        return is_kept
+
+    def release(self) -> None:
+        """Count no bytes of this call any more."""
+        self.connection.received.held -= self.held_bytes
+        self.held_bytes = 0
 
     @property
     def path(self) -> str:
@@ -223,7 +238,7 @@ class ServerCall(Stream):
         """Note that all was sent: if the client would still send, it is told not to."""
         self.is_local_done = True
         if self.deadline_s is not None:
-            self.host.forget_deadline(self)
+            self.connection.host.forget_deadline(self)
         self.on_cancel = None
         if self.is_remote_done:
             self.connection.remove(self)
@@ -241,14 +256,15 @@ class ServerCall(Stream):
 
     def _leave(self) -> None:
         if self.deadline_s is not None:
-            self.host.forget_deadline(self)
+            self.connection.host.forget_deadline(self)
         self.on_cancel = None
+        self.release()
 
 
 class UnaryCall(ServerCall):
     """A call with one request and one reply."""
 
-    __slots__ = ("_handler", "_held_bytes", "_request")
+    __slots__ = ("_handler", "_is_kept", "_request")
 
     def __init__(
         self,
@@ -261,7 +277,7 @@ class UnaryCall(ServerCall):
         super().__init__(connection, stream_id, head)
         self._handler = handler
         self._request: bytes | None = None
-        self._held_bytes = 0  # counted for a request that waits for the end of its stream
+        self._is_kept = False  # the request is counted, since its stream has not ended with it
 
     def on_message(self, message: bytes) -> None:
         """Take the request."""
@@ -272,26 +288,19 @@ class UnaryCall(ServerCall):
 
     def on_pause(self) -> None:
         """Count a request whose end did not come with it."""
-        if self._request is not None and not self._held_bytes:
-            size = len(self._request) + MESSAGE_OVERHEAD_BYTES
-            if self.hold(size):
-                self._held_bytes = size
+        if self._request is not None and not self._is_kept:
+            self._is_kept = self.keep(len(self._request) + MESSAGE_OVERHEAD_BYTES)
         super().on_pause()
 
     def _cancel(self) -> None:
         self._request = None
-        self._release()
         super()._cancel()
-
-    def _release(self) -> None:
-        self.connection.received.held -= self._held_bytes
-        self._held_bytes = 0
 
     def on_end(self) -> None:
         """Call the handler: the request is complete."""
         request, self._request = self._request, None
-        if self._held_bytes:
-            self._release()
+        if self.held_bytes:
+            self.release()
         if self.is_local_done:
             return
         if request is None:
@@ -303,23 +312,22 @@ class UnaryCall(ServerCall):
             _log.exception("unexpected error in the handler of %s", self.path)
             self.end(StatusCode.INTERNAL, "unexpected error in the server")
         if self.deadline_s is not None and not self.is_local_done:
-            self.host.watch_deadline(self)
+            self.connection.host.watch_deadline(self)
 
 
 class StreamCall(ServerCall):
     """A call whose messages are read and written one by one, in a task."""
 
-    __slots__ = ("_messages", "_reader", "_unread_bytes", "_writer")
+    __slots__ = ("_messages", "_reader", "_writer")
 
     def __init__(self, connection: ServerConnection, stream_id: int, head: RequestHead) -> None:
         """Begin the call; the caller runs its handler."""
         super().__init__(connection, stream_id, head)
         self._messages: deque[bytes] = deque()  # that were not read
-        self._unread_bytes = 0
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         if self.deadline_s is not None:
-            self.host.watch_deadline(self)
+            self.connection.host.watch_deadline(self)
 
     async def read(self) -> bytes | None:
         """Return the next message; None when the client sends no more.
@@ -335,7 +343,7 @@ class StreamCall(ServerCall):
             await self._reader
         message = self._messages.popleft()
         size = len(message) + MESSAGE_OVERHEAD_BYTES
-        self._unread_bytes -= size
+        self.held_bytes -= size
         self.connection.received.held -= size
         if not self._messages:
             self.acknowledge()
@@ -369,9 +377,7 @@ class StreamCall(ServerCall):
 
     def on_message(self, message: bytes) -> None:
         """Keep the message until it is read."""
-        size = len(message) + MESSAGE_OVERHEAD_BYTES
-        if self.hold(size):
-            self._unread_bytes += size
+        if self.keep(len(message) + MESSAGE_OVERHEAD_BYTES):
             self._messages.append(message)
             wake(self._reader)
 
@@ -392,8 +398,6 @@ class StreamCall(ServerCall):
         """Drop what was not read, and let reader and writer see that the call is over."""
         super()._leave()
         self._messages.clear()
-        self.connection.received.held -= self._unread_bytes
-        self._unread_bytes = 0
         wake(self._reader)
         wake(self._writer)
 
@@ -540,6 +544,8 @@ class ServerConnection(Connection[ServerCall]):
             call = stream = StreamCall(self, stream_id, head)
             self.streams[stream_id] = call
             self.host.run(stream, method.handler)
+        if head.size_bytes > HEAD_BYTES_MIN:
+            call.keep(head.size_bytes)
         if ends:
             self._end(call)
         elif head.timeout_s is not None:
@@ -547,7 +553,8 @@ class ServerConnection(Connection[ServerCall]):
 
     def _refuse_head(self, stream_id: int, head: RequestHead, *, ends: bool) -> None:
         if head.http_status != HTTP_OK:
-            plain = self.streams[stream_id] = PlainRequest(self, stream_id, head, ServerCall.reply)
+            kept = RequestHead(content_length=head.content_length, http_status=head.http_status)
+            plain = self.streams[stream_id] = PlainRequest(self, stream_id, kept, ServerCall.reply)
             if ends:
                 self._end(plain)
         elif head.problem:

@@ -28,10 +28,10 @@ from shalekv.rpc.native_server import (
     CONNECTION_IDLE_MS,
     HANDSHAKE_TIMEOUT_MS,
     METADATA_BYTES_MAX,
-    PING_INTERVAL_MIN_MS,
     bind_error,
 )
 from shalekv.settings import UNIX, EndpointSettings
+from shalekv_wire.connection import PING_INTERVAL_S
 from shalekv_wire.status import DETAILS_KEY, CallFailed, StatusCode
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -264,7 +264,7 @@ def channel_options(settings: EndpointSettings) -> Sequence[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
         # By default grpc closes the connections of clients that send pings without calls.
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(1_000 * PING_INTERVAL_S)),
         # By default grpc collects the statistics for channelz even if no service shows them.
         ("grpc.enable_channelz", int(settings.debug_services)),
     ]

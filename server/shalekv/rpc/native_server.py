@@ -29,9 +29,6 @@ CONNECTION_IDLE_MS = 300_000  # clients connect again at their next call, which 
 # Calls may run so long after their connection was asked to reconnect: longer than any but watches
 # and scans, which clients continue elsewhere.
 CONNECTION_AGE_GRACE_MS = 30_000
-# A client that pings more often while it sends no data is disconnected. Clients of gRPC ping every
-# 30 seconds or less often.
-PING_INTERVAL_MIN_MS = 20_000
 # A socket pair over which connections are handed to another process, and the message of each.
 DOOR = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 CONNECTION = b"c"
