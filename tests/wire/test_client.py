@@ -249,6 +249,23 @@ async def test_a_closed_channel_refuses_calls() -> None:
             await client.wait_ready(1)
 
 
+async def test_calls_of_a_closed_channel_need_not_be_awaited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """None of them is reported as an error that nobody has seen."""
+    async with serving() as it:
+        client = WireChannel(it.address)
+        under_way = client.unary(LATER, b"")
+        await until(lambda: it.methods.later, "a call")
+        await client.close()
+        late = client.unary(ECHO, b"")
+        assert under_way.done()
+        assert late.done()
+        del under_way, late
+        gc.collect()
+    assert not caplog.records
+
+
 async def test_a_reset_by_the_server_gives_its_place_to_a_call_that_waits() -> None:
     """With one stream at a time, the second call is sent when the server has reset the first."""
     async with raw_server() as (address, peers), channel(address) as client:

@@ -404,8 +404,8 @@ class _ClientTransport(asyncio.Protocol):
         self._sender.drop()
         if self._check is not None:
             self._check.cancel()
-        if not self.ready.done():
-            self.ready.cancel()
+        if not self.ready.cancel() and not self.ready.cancelled():
+            self.ready.exception()  # is known, also if nobody waits for it any more
 
 
 def _deadline_s(timeout_s: float | None) -> float | None:

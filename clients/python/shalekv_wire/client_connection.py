@@ -263,6 +263,8 @@ class UnaryClientCall(ClientCall):
             return
         if self.failure is not None:
             self.future.set_exception(self.failure)
+            if self.failure.code is StatusCode.CANCELLED:
+                self.future.exception()  # as a cancelled future, it need not be awaited
         elif self._reply is None:
             self.future.set_exception(CallFailed(StatusCode.INTERNAL, "OK without a reply"))
         else:
