@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shalekv.errors import RangeTooCostly
-from shalekv.protocol.entry import NO_EXPIRY, Entry, KeyRange, Kind
+from shalekv.protocol.entry import NEVER_MS, NO_EXPIRY, Entry, KeyRange, Kind
 from shalekv.protocol.transaction import Decision
 
 NOW_MS = 1_000
@@ -27,6 +27,7 @@ class DictState:
     entries: dict[bytes, Entry] = field(default_factory=dict)
     now_ms: int = NOW_MS
     is_costly: bool = False
+    found_until_ms: int = NEVER_MS  # stays: no decision of these tests is pending
 
     def visible(self, key: bytes) -> Entry | None:
         found = self.latest(key)

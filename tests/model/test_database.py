@@ -329,7 +329,7 @@ class DatabaseMachine(RuleBasedStateMachine):
             self.database.ask_replica("get", get)  # it has seen that now
         reader = self.database.reader
         assert reader is not None
-        now_ms = reader.engine.time.now_ms()
+        now_ms = reader.engine.now_ms()
         replies = self.database.scan_replica(request)
         seq = replies[0].header.seq
         assert not waits or seq >= self.last_seq

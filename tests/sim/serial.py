@@ -43,7 +43,7 @@ class SerialOrder:
         self.placed: dict[int, Placed] = {}  # by number of the operation
         self.commits = stored.commits()
         self._seqs = {commit.seq for commit in self.commits}
-        self._data = [each for each in stored.durable if each.all_entries]
+        self._data = [(wal, _last_seq(wal)) for wal in stored.durable if wal.all_entries]
         self._by_reported_seq: dict[int, list[Operation]] = {}
         for outcome in (Outcome.ACKNOWLEDGED, Outcome.IN_MEMORY):
             for operation, attempt in history.attempts(outcome):
@@ -60,8 +60,7 @@ class SerialOrder:
             if wal.all_entries or not any(wal.wal_id in ids for ids in left_out)
         ]
         self._prefix_us = list(accumulate(map(self.landed_us, log), max))
-        last_seqs = (max((e.seq for e in each.all_entries), default=0) for each in log)
-        self._prefix_seq = list(accumulate(last_seqs, max))
+        self._prefix_seq = list(accumulate(map(_last_seq, log), max))
 
     def acknowledged_before(
         self, us: int, *, epoch: int | None = None, key: bytes | None = None
@@ -82,24 +81,36 @@ class SerialOrder:
         return self._prefix_seq[count - 1] if count else 0
 
     def moments(
-        self, keys: Sequence[bytes], seq: int, *, epoch: int, invoked_us: int, replied_us: int
+        self,
+        keys: Sequence[bytes],
+        seq: int,
+        *,
+        epoch: int,
+        invoked_us: int,
+        replied_us: int,
+        prefix_seq: int | None = None,
     ) -> Iterator[Moment]:
         """The state `seq` at all times that a writer of `epoch` may have taken for now.
 
-        Those between which no value of `keys` expires count as one.
+        Those between which no value of `keys` expires count as one. A read of the prefix up to
+        `prefix_seq` may be as of a time before a transaction that is not in it.
         """
-        first_ms = self._time_floor_ms(invoked_us, epoch)
+        first_ms = self._time_floor_ms(invoked_us, epoch, prefix_seq)
         last_ms = self.history.epoch_ms + replied_us // 1000 + AHEAD_MS
         yield Moment(self.timeline, seq, first_ms)
         for now_ms in self.timeline.expiries(keys, seq, first_ms, last_ms):
             yield Moment(self.timeline, seq, now_ms)
 
-    def _time_floor_ms(self, us: int, epoch: int) -> int:
-        """The logical time below which a writer of `epoch` could not be then."""
+    def _time_floor_ms(self, us: int, epoch: int, prefix_seq: int | None = None) -> int:
+        """The logical time below which a writer of `epoch` could not be then.
+
+        With `prefix_seq`, by the objects without commits above it.
+        """
         known = (
             each.logical_time_ms
-            for each in self._data
+            for each, last_seq in self._data
             if each.landed_us is not None and each.landed_us <= us and each.epoch <= epoch
+            if prefix_seq is None or last_seq <= prefix_seq
         )
         return max(known, default=0)
 
@@ -196,6 +207,10 @@ class SerialOrder:
         times += [each for each in sorted(born_ms) if first_ms < each <= last_ms]
         moments = [Moment(self.timeline, commit.seq - 1, now_ms) for now_ms in times]
         return [decide(operation.request, moment) for moment in moments]
+
+
+def _last_seq(wal: WalObject) -> int:
+    return max((entry.seq for entry in wal.all_entries), default=0)
 
 
 class _Acknowledged:

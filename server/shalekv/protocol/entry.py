@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 NO_EXPIRY = 0
+NEVER_MS = 2**64 - 1  # after every logical time
 KEY_BYTES_MAX = 64 * 1024  # part of the API, not a setting
 END_OF_KEYS = b"\xff" * (KEY_BYTES_MAX + 1)  # above every key: used where there is no upper bound
 FRAGMENT_BYTES = 240  # measured size of the objects and list slots of a fragment, without its keys

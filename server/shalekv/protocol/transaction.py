@@ -21,7 +21,7 @@ from shalekv.errors import (
     ReplyTooLarge,
     ShaleError,
 )
-from shalekv.protocol.entry import NO_EXPIRY, Entry, KeyRange, Kind, coalesced
+from shalekv.protocol.entry import NEVER_MS, NO_EXPIRY, Entry, KeyRange, Kind, coalesced
 
 COUNTER_BYTES = 8
 RESULT_FRAME_BYTES = 40  # size of a result in a message, without the value
@@ -36,6 +36,11 @@ class DatabaseState(Protocol):
     @property
     def now_ms(self) -> int:
         """The logical time, from which the TTL of new values counts."""
+        ...
+
+    @property
+    def found_until_ms(self) -> int:
+        """The last logical time at which no value that was found so far has expired."""
         ...
 
     def visible(self, key: bytes) -> Entry | None:
@@ -216,6 +221,7 @@ class Decision:
     succeeded: bool = True  # whether all comparisons held
     results: Sequence[Result] = ()  # one for each operation of the branch that was taken
     refusal: ShaleError | None = None  # the error, if nothing is applied
+    found_until_ms: int = NEVER_MS  # last logical time at which no value that it found has expired
 
     @property
     def writes(self) -> bool:
@@ -265,8 +271,10 @@ class Transaction:
                 return self._run(self.otherwise, state, succeeded=False)
         except ShaleError as refusal:
             # The traceback would keep `state` in memory for as long as the refusal is kept.
-            return Decision(refusal=refusal.with_traceback(None))
-        return Decision(refusal=_condition_failed(failed, state))
+            refused = refusal.with_traceback(None)
+        else:
+            refused = _condition_failed(failed, state)
+        return Decision(refusal=refused, found_until_ms=state.found_until_ms)
 
     def _run(
         self, operations: Sequence[Operation], state: DatabaseState, *, succeeded: bool
@@ -297,7 +305,13 @@ class Transaction:
                 f"the results of this transaction exceed the {self.results_bytes_max} bytes of one "
                 "reply: read fewer keys at once"
             )
-        return Decision(list(draft.changes.values()), coalesced(draft.deleted), succeeded, results)
+        return Decision(
+            list(draft.changes.values()),
+            coalesced(draft.deleted),
+            succeeded,
+            results,
+            found_until_ms=state.found_until_ms,
+        )
 
 
 @dataclass(slots=True)

@@ -21,14 +21,6 @@ async def shed_nothing(_is_too_much: Callable[[], bool]) -> None:
     """Do nothing: the default of a process that keeps no views."""
 
 
-class Time(Protocol):
-    """Logical time, by which values expire."""
-
-    def now_ms(self) -> int:
-        """Return milliseconds since the Unix epoch; never less than before."""
-        ...
-
-
 class ReadEngine(Protocol):
     """The state of a database in this process, as far as it is known here."""
 
@@ -40,11 +32,6 @@ class ReadEngine(Protocol):
     @property
     def epoch(self) -> int:
         """The writer epoch that replies report."""
-        ...
-
-    @property
-    def time(self) -> Time:
-        """Logical time."""
         ...
 
     @property
@@ -87,6 +74,14 @@ class ReadEngine(Protocol):
     @property
     def snapshots(self) -> SnapshotViews:
         """The states of snapshots."""
+        ...
+
+    def now_ms(self) -> int:
+        """Return the logical time by which a read of the present state judges expiry.
+
+        It is in milliseconds since the Unix epoch, and never less than before. The state may
+        change, so ask for the time together with the state, before any other task runs.
+        """
         ...
 
     def check_serving(self) -> None:

@@ -22,7 +22,7 @@ from shalekv.errors import (
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Version
-from shalekv.read.engine import ShedViews, Time, shed_nothing
+from shalekv.read.engine import ShedViews, shed_nothing
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_pins import ReadPins
 from shalekv.read.replay import Replayed
@@ -182,10 +182,9 @@ class ReplicaEngine:
         """The levels that a new read uses."""
         return self.levels.current
 
-    @property
-    def time(self) -> Time:
-        """Logical time, as of the newest applied commit."""
-        return self.applier
+    def now_ms(self) -> int:
+        """Return the logical time of the newest applied commit."""
+        return self.applier.now_ms()
 
     @property
     def held_bytes_max(self) -> int:

@@ -43,6 +43,14 @@ class _Read(NamedTuple):
     call: Call
 
 
+class _State(NamedTuple):
+    """The state that a read shows, which stays the same while blocks of the levels are fetched."""
+
+    header: bytes
+    pinned: PinnedVersion  # has what memory drops meanwhile
+    now_ms: int
+
+
 class Reads:
     """Answers the reads of one `ReadEngine`."""
 
@@ -89,10 +97,10 @@ class Reads:
             encoded = self._headers.encode(prefix.seq, prefix.wal_id, staleness_ms)
             found = engine.committed(key) or pinned.find_now(key)
             if found is not UNREAD:
-                return get_reply(encoded, (found,), engine.time.now_ms)
+                return get_reply(encoded, (found,), engine.now_ms)
             read = _Read((key,), get_reply, staleness_ms, call)
-            retry = self._retry(read, RETRIES_MAX)
-            return self._read_levels(read, encoded, pinned, read.keys, {}, retry)
+            state = _State(encoded, pinned, engine.now_ms())
+            return self._read_levels(read, state, read.keys, {}, self._retry(read, RETRIES_MAX))
         return self._read_keys(request.header, call, (key,), get_reply)
 
     def batch_get(self, request: kv_pb2.BatchGetRequest, call: Call) -> Answer[bytes]:
@@ -210,17 +218,14 @@ class Reads:
         wal_id: int | None,
         retry: Retry | None,
     ) -> Answer[bytes]:
-        """Look those of the keys up in the levels that have no entry `in_memory`.
-
-        The version of the levels is the current one, so it has what memory drops during the read.
-        """
+        """Look those of the keys up in the levels that have no entry `in_memory`."""
         keys, make_reply, staleness_ms, _ = read
         header = self._headers.encode(seq, wal_id, staleness_ms)
         engine = self._engine
         pinned = engine.pinned
         is_known = pinned.version.is_empty or all(in_memory)
         if is_known and len(keys) <= RESULTS_AT_ONCE:
-            return make_reply(header, in_memory, engine.time.now_ms)
+            return make_reply(header, in_memory, engine.now_ms)
         known = dict(zip(keys, in_memory, strict=True))
         unread: list[bytes] = []
         if not is_known:
@@ -228,28 +233,28 @@ class Reads:
             if len(unread) <= LOOKUPS_AT_ONCE:
                 unread = pinned.add_found_now(unread, known)
         if unread or len(keys) > RESULTS_AT_ONCE:
-            return self._read_levels(read, header, pinned, unread, known, retry)
-        return make_reply(header, [*map(known.get, keys)], engine.time.now_ms)
+            state = _State(header, pinned, engine.now_ms())
+            return self._read_levels(read, state, unread, known, retry)
+        return make_reply(header, [*map(known.get, keys)], engine.now_ms)
 
     async def _read_levels(
         self,
         read: _Read,
-        header: bytes,
-        pinned: PinnedVersion,
+        state: _State,
         unread: Sequence[bytes],
         known: dict[bytes, Entry | None],
         retry: Retry | None,
     ) -> bytes:
         """Look the keys that are `unread` up in the levels, and make the reply."""
         try:
-            await self._in_time(_add_found(pinned, unread, known), read.call)
+            await self._in_time(_add_found(state.pinned, unread, known), read.call)
         except ObjectNotFound as gone:
-            reason = await self._engine.explain(gone, pinned)
+            reason = await self._engine.explain(gone, state.pinned)
             if retry is None or not isinstance(reason, SnapshotNotFound):
                 raise reason from gone
             return await retry()
-        entries, now_ms = [*map(known.get, read.keys)], self._engine.time.now_ms
-        return await made_in_slices(read.make_reply, header, entries, now_ms)
+        entries = [*map(known.get, read.keys)]
+        return await made_in_slices(read.make_reply, state.header, entries, lambda: state.now_ms)
 
 
 async def _add_found(

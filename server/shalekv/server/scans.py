@@ -419,4 +419,4 @@ class Scans:
             view = await engine.newest_view()
         else:
             view = await engine.committed_view()
-        return OpenView(view, engine.time.now_ms(), complete_until_ms)
+        return OpenView(view, engine.now_ms(), complete_until_ms)

@@ -66,7 +66,7 @@ class SnapshotAdmin:
                 name=request.name,
                 ttl_ms=ttl_ms,
                 count_max=self._limits.snapshot_count_max,
-                logical_ms=engine.time.now_ms(),
+                logical_ms=engine.now_ms(),
                 gap_wait_ms=GAP_WAIT_MS,
             )
             info = await self._info(created)

@@ -29,7 +29,7 @@ from shalekv.protocol.manifest import (
 )
 from shalekv.protocol.retention import PinnedBytes
 from shalekv.protocol.sst_table import SstTable
-from shalekv.read.engine import ReadEngine, Time
+from shalekv.read.engine import ReadEngine
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version_set import VersionSet
 from shalekv.read.watermark import Watermark
@@ -252,9 +252,8 @@ class ReportedEngine(Protocol):
         """The end of the log as reads see it."""
         ...
 
-    @property
-    def time(self) -> Time:
-        """Logical time."""
+    def now_ms(self) -> int:
+        """Return logical time, milliseconds."""
         ...
 
     @property
@@ -294,7 +293,7 @@ class LevelsReport:
         fill_reads(reply.reads, self._engine.levels.ssts)
         reply.store_requests.extend(request_statuses(self._requests))
         current = self._engine.manifest.current
-        now_s = self._engine.time.now_ms() / 1_000
+        now_s = self._engine.now_ms() / 1_000
         try:
             async with asyncio.timeout(PINS_TIMEOUT_MS / 1_000):
                 pinned = await self._pins.pinned(current, now_s)

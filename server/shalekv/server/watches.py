@@ -38,7 +38,7 @@ def watches_of(
         store.runtime.clock,
         current_version=lambda: engine.pinned,
         header=header,
-        now_ms=engine.time.now_ms,
+        now_ms=engine.now_ms,
         watched_range=watched_range,
         leases=ConsumerLeases(store, engine.manifest, settings.consumer_lease_ttl_s),
     )

@@ -368,6 +368,13 @@ class WriterEngine:
         """Return whether uncompacted writes or loads use more than half of what they may."""
         return self.backlog.is_pressed
 
+    def now_ms(self) -> int:
+        """The logical time by which reads judge expiry (protocol, "Range deletes and expiry").
+
+        A value that a transaction has found does not expire before the transaction is settled.
+        """
+        return min(self.time.now_ms(), self.log.pending_writes.holds_until_ms)
+
     def check_serving(self) -> None:
         """Raise the error that stopped the log. Reads are still answered after a graceful close."""
         stopped_by = self.log.stopped_by

@@ -26,7 +26,7 @@ import structlog
 from shalekv.clock import Clock
 from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.format.columns import Columns, Section
-from shalekv.protocol.entry import NO_EXPIRY, Entry, Kind
+from shalekv.protocol.entry import NEVER_MS, NO_EXPIRY, Entry, Kind
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.manifest import Version
 from shalekv.protocol.sst_table import SstInfo
@@ -49,7 +49,6 @@ EXPIRY_TRACKED_SHARE = 11  # of the memtable: most values that expire before the
 EXPIRY_TRACKED_BYTES_MAX = GIB
 EXPIRY_SCAN_INTERVAL_S = 600  # well below `expired_value_kept_s`, or compactions drop the values
 EXPIRY_SCAN_BYTES = 8 * MIB  # a second: a small part of what a store and a core deliver
-NEVER_MS = 2**64 - 1  # no time
 _MS_PER_S = 1_000
 _EXPIRY = itemgetter(Entry._fields.index("expire_at_ms"))
 KEYS_AT_ONCE = 1_000  # keys of one transaction

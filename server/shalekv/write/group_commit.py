@@ -336,6 +336,7 @@ class GroupCommit:
         All commits before them are durable then.
         """
         while not self._state.slots and (commit := self._queue.pop_read_only()) is not None:
+            self.pending_writes.remove(commit)
             self.admission.release(commit.size_bytes)
             commit.succeed(seq=self.watermark.landed_seq, wal_id=self.watermark.wal_id)
 
@@ -424,7 +425,10 @@ class GroupCommit:
         """Upload one group, and apply the outcome to the log. An error of the upload stops it."""
         try:
             occupant = await self.wal.create(
-                group.wal_id, group.contents(), position=group.position
+                group.wal_id,
+                group.contents(),
+                position=group.position,
+                time_max_ms=self.pending_writes.holds_until_ms_after(group.commits[-1].seq),
             )
         except ShaleError as error:  # a broken disk, a corrupt object in the slot
             self._apply(UploadFailed(group.position, error))

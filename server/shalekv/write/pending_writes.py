@@ -12,7 +12,7 @@ from itertools import islice
 from operator import itemgetter
 
 from shalekv.clock import Clock
-from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, KeyRange
+from shalekv.protocol.entry import NEVER_MS, NO_RANGE_TOMBSTONES, Entry, KeyRange
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_set import COMPARE_COUNT_MAX, EMPTY_READ_SET, ReadSet, check_cost
 from shalekv.read.scan import memory_slices
@@ -41,6 +41,8 @@ class PendingWrites:
             NO_RANGE_TOMBSTONES  # those of `_range_deletes`, and some that are durable by now
         )
         self._durable_count = 0  # range deletes in `_tombstones` that are durable
+        self._found_until_ms: dict[Commit, int] = {}  # where a decision found what will expire
+        self._holds_until_ms: int | None = NEVER_MS  # the least of these; None: not known
 
     def __len__(self) -> int:
         return len(self._newest)
@@ -71,6 +73,18 @@ class PendingWrites:
         """Wait until all loads are settled, whatever their outcome."""
         await self._loaded.wait()
 
+    @property
+    def holds_until_ms(self) -> int:
+        """The last logical time at which no value that a pending transaction found has expired."""
+        if self._holds_until_ms is None:
+            self._holds_until_ms = self.holds_until_ms_after(0)
+        return self._holds_until_ms
+
+    def holds_until_ms_after(self, seq: int) -> int:
+        """The same as `holds_until_ms`, of the transactions above this number."""
+        found = self._found_until_ms.items()
+        return min((until for commit, until in found if commit.seq > seq), default=NEVER_MS)
+
     def keys_in(self, keys: KeyRange) -> Iterator[bytes]:
         """Iterate over the pending keys of a range, in no order; visits all pending keys."""
         start, end = keys
@@ -86,9 +100,12 @@ class PendingWrites:
         if commit.load is not None:
             self._loads.add(commit)
             self._loaded.clear()
+        if commit.decision is not None and commit.decision.found_until_ms != NEVER_MS:
+            self._found_until_ms[commit] = commit.decision.found_until_ms
+            self._holds_until_ms = None
 
     def remove(self, commit: Commit) -> None:
-        """Remove a commit that is durable by now, or lost."""
+        """Remove a commit that is settled: it is durable by now, or lost, or writes nothing."""
         newest = self._newest
         for entry in commit.entries:
             if newest.get(entry.key) is entry:
@@ -105,6 +122,8 @@ class PendingWrites:
             self._loads.remove(commit)
             if not self._loads:
                 self._loaded.set()
+        if self._found_until_ms and self._found_until_ms.pop(commit, None) is not None:
+            self._holds_until_ms = None
 
     def drop_durable_range_deletes(self) -> None:
         """Drop the range deletes that are durable, which `remove` may have left here.
@@ -121,6 +140,8 @@ class PendingWrites:
         """
         self._newest = {}
         self._range_deletes = {}
+        self._found_until_ms = {}
+        self._holds_until_ms = NEVER_MS
         self._rebuild_tombstones()
         for commit in in_flight:
             self.add(commit)
@@ -146,22 +167,23 @@ class PendingWrites:
         return runs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewestState:
     """The newest state, durable or not: implements `protocol.transaction.DatabaseState`.
 
-    It holds for one moment: use it before any other task runs.
+    It holds for one moment: use it before any other task runs. It records what is found in it.
     """
 
     pending_writes: PendingWrites
     durable: ReadView  # its runs hold all keys in memory that are not pending
     now_ms: int
     read_set: ReadSet = EMPTY_READ_SET
+    found_until_ms: int = NEVER_MS
 
     def visible(self, key: bytes) -> Entry | None:
         """The newest version of `key` if it has a value now, else None."""
         found = self.latest(key)
-        return found if found is not None and found.is_visible(self.now_ms) else None
+        return found if found is not None and self._finds(found) else None
 
     def latest(self, key: bytes) -> Entry | None:
         """The newest version of `key`, of any kind; None: no version is known."""
@@ -186,16 +208,21 @@ class NewestState:
     def _has_value(self, key: bytes) -> bool:
         """Return whether a key of which memory has a version has a value."""
         found = self.pending_writes.get(key)
-        return found is not None and found.is_visible(self.now_ms)
+        return found is not None and self._finds(found)
+
+    def _finds(self, entry: Entry) -> bool:
+        """Return whether the newest version of a key is a value now."""
+        if not entry.is_visible(self.now_ms):
+            return False
+        if entry.expire_at_ms:
+            self.found_until_ms = min(self.found_until_ms, entry.expire_at_ms - 1)
+        return True
 
     def _has_keys_in_levels(self, keys: KeyRange) -> bool:
         in_levels = self.read_set.ranges.get(keys)
         if in_levels is None:
             return False
-        if any(
-            e.is_visible(self.now_ms) and not self.pending_writes.get(e.key)
-            for e in in_levels.entries
-        ):
+        if any(not self.pending_writes.get(e.key) and self._finds(e) for e in in_levels.entries):
             return True
         if not in_levels.is_whole:  # every key that was fetched has been deleted since
             check_cost(COMPARE_COUNT_MAX + 1)

@@ -18,6 +18,7 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.footer import SstProperties
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_at_once, encode_sst
+from shalekv.protocol.entry import NEVER_MS
 from shalekv.protocol.fencing import Occupant, WalListing, WriterId
 from shalekv.settings import KIB
 from shalekv.store.cas import CasStore, Taken
@@ -114,13 +115,16 @@ class WriteAheadLog(Protocol):
         """
         ...
 
-    async def create(self, wal_id: int, contents: WalContents, *, position: int) -> Occupant | None:
+    async def create(
+        self, wal_id: int, contents: WalContents, *, position: int, time_max_ms: int = NEVER_MS
+    ) -> Occupant | None:
         """Make a group durable. Returns None when it is, else the object of another in its slot.
 
-        `position` is how many groups were taken before this one. An ordered log stores groups in
-        this order, in whatever order calls arrive, and always returns None. Repeats until the
-        outcome is known. When this raises, the outcome is unknown: an ordered log raises the error
-        that ended it, such as `Fenced`; for the other see `ObjectStoreWal.create`.
+        It records the present logical time, `time_max_ms` at most. `position` is how many groups
+        were taken before this one. An ordered log stores groups in this order, in whatever order
+        calls arrive, and always returns None. Repeats until the outcome is known. When this raises,
+        the outcome is unknown: an ordered log raises the error that ended it, such as `Fenced`; for
+        the other see `ObjectStoreWal.create`.
         """
         ...
 
@@ -222,7 +226,7 @@ class ObjectStoreWal:
         return self._uploads.trouble(after_ms) or reads
 
     async def create(
-        self, wal_id: int, contents: WalContents, *, position: int = 0
+        self, wal_id: int, contents: WalContents, *, position: int = 0, time_max_ms: int = NEVER_MS
     ) -> Occupant | None:
         """Fill slot `wal_id` with an SST of `contents`; without entries it is a fence.
 
@@ -241,7 +245,7 @@ class ObjectStoreWal:
             writer_epoch=self.own.epoch,
             writer_nonce=self.own.nonce,
             write_id=self._store.runtime.random.randbytes(16),
-            logical_time_ms=self._now_ms(),
+            logical_time_ms=min(self._now_ms(), time_max_ms),
         )
         if is_small(contents, self._codec):
             data = encode_wal(properties, contents, self._block_bytes, self._codec)

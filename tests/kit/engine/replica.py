@@ -145,7 +145,7 @@ async def get(engine: ReplicaEngine, key: bytes) -> bytes | None:
 
 async def scan(engine: ReplicaEngine | WriterEngine) -> list[tuple[bytes, bytes]]:
     view = await engine.committed_view()
-    slices = scan_slices(view, start=b"", end=b"", reverse=False, now_ms=engine.time.now_ms())
+    slices = scan_slices(view, start=b"", end=b"", reverse=False, now_ms=engine.now_ms())
     return pairs([entry for part in await gathered(slices) for entry in part])
 
 

@@ -179,7 +179,7 @@ def watches_of(writer: Serving, clock: Clock, **settings: Any) -> Watches:
         clock,
         current_version=lambda: engine.levels.current,
         header=writer.kv.header,
-        now_ms=engine.time.now_ms,
+        now_ms=engine.now_ms,
         watched_range=watched_range,
         leases=ConsumerLeases(cas, manifest, watching.consumer_lease_ttl_s),
     )

@@ -195,6 +195,7 @@ def check_i14_scans(order: SerialOrder) -> None:
             epoch=scan.epoch,
             invoked_us=scan.invoked_us,
             replied_us=scan.replied_us,
+            prefix_seq=scan.header_seq,
         )
         states = [{key: moment.got(key) for key in keys} for moment in moments]
         shown = dict.fromkeys(keys, Got()) | dict(scan.entries)
@@ -210,6 +211,7 @@ def _shows(order: SerialOrder, read: ReadOp, version: KeyVersion) -> bool:
         epoch=read.epoch,
         invoked_us=read.invoked_us,
         replied_us=read.replied_us,
+        prefix_seq=read.header_seq,
     )
     return any(moment.got(read.key) == read.got for moment in moments)
 

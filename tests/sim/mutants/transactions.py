@@ -48,6 +48,7 @@ def _decided_once(self: Commit, state: DatabaseState) -> None:
 
 def _refused_at_once(self: GroupCommit) -> None:
     while (commit := self._queue.pop_read_only()) is not None:
+        self.pending_writes.remove(commit)
         self.admission.release(commit.size_bytes)
         commit.succeed(seq=self.watermark.landed_seq, wal_id=self.watermark.wal_id)
 
@@ -110,6 +111,10 @@ class _RunWithoutRangeDeletes(MemoryRun):
         return MemoryRun.from_newest(newest, max_seq=max_seq)
 
 
+def _present_time(self: WriterEngine) -> int:
+    return self.time.now_ms()
+
+
 async def _unconfirmed(_self: Writes, future: Any, _commit: Commit) -> Any:
     return await future
 
@@ -126,6 +131,11 @@ MUTANTS = (
         "a refusal is sent too early", (GroupCommit, "_settle_read_only", _refused_at_once), hint=1
     ),
     mutant("a refusal is not confirmed", (Writes, "_confirmed", _unconfirmed), hint=41),
+    mutant(
+        "reads expire what a transaction has found",
+        (WriterEngine, "now_ms", _present_time),
+        hint=1613812802,
+    ),
     mutant(
         "adds look at what is durable only", (WriterEngine, "newest_state", _durable_state_only)
     ),

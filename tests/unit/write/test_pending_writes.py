@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shalekv.errors import RangeTooCostly
-from shalekv.protocol.entry import Entry, KeyRange, Kind
-from shalekv.protocol.transaction import Change, DeleteRange, Operation, Put, Transaction
+from shalekv.protocol.entry import NEVER_MS, Entry, KeyRange, Kind
+from shalekv.protocol.transaction import Change, DeleteRange, Get, Operation, Put, Transaction
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_set import COMPARE_COUNT_MAX
 from shalekv.read.sorted_runs import MemoryRun
@@ -161,3 +161,25 @@ def test_range_that_was_deleted_as_a_whole_costs_nothing(is_durable: bool) -> No
     assert not layers.is_costly()
     layers.queue(put(b"000007"))
     assert layers.state().has_keys(ALL)
+
+
+def test_pending_transactions_limit_the_time_of_reads() -> None:
+    """What is found limits it until the transaction is settled, or decided again as another."""
+    layers = Layers()
+    layers.land(put(b"a", expire_at_ms=NOW_MS + 10), put(b"b", expire_at_ms=NOW_MS + 5), put(b"c"))
+    pending_writes = layers.pending_writes
+    found = [transacted(2 + number, Get(key)) for number, key in enumerate((b"a", b"b", b"c"))]
+    for commit in found:
+        commit.decide(layers.state())
+        pending_writes.add(commit)
+    assert pending_writes.holds_until_ms == NOW_MS + 4
+    after = [pending_writes.holds_until_ms_after(commit.seq) for commit in found]
+    assert after == [NOW_MS + 4, NEVER_MS, NEVER_MS]
+    pending_writes.remove(found[1])
+    assert pending_writes.holds_until_ms == NOW_MS + 9
+    layers.land(put(b"a"))
+    pending_writes.rebuild([])
+    assert pending_writes.holds_until_ms == NEVER_MS
+    found[0].decide(layers.state())
+    pending_writes.add(found[0])
+    assert pending_writes.holds_until_ms == NEVER_MS

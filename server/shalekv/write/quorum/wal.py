@@ -42,7 +42,7 @@ from shalekv.format.block_frame import Codec, codec_of
 from shalekv.format.footer import SstProperties, read_footer
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_sst
-from shalekv.protocol.entry import Entry
+from shalekv.protocol.entry import NEVER_MS, Entry
 from shalekv.protocol.fencing import Occupant, WriterId
 from shalekv.protocol.membership import is_archived
 from shalekv.protocol.proposer import Grouping, GroupingPolicy, Leader, ObjectPosition
@@ -372,7 +372,9 @@ class QuorumWal:
         self._taken_count += 1
         return position.wal_id
 
-    async def create(self, wal_id: int, contents: WalContents, *, position: int) -> Occupant | None:
+    async def create(
+        self, wal_id: int, contents: WalContents, *, position: int, time_max_ms: int = NEVER_MS
+    ) -> Occupant | None:
         """Append a record of `contents`, and return None when it is committed.
 
         Raises `Fenced`, or another error that ended the log; it is unknown then whether the record
@@ -380,7 +382,7 @@ class QuorumWal:
         """
         ticket = self._tickets.pop(position)
         try:
-            data = await self._encode(wal_id, contents)
+            data = await self._encode(wal_id, contents, time_max_ms)
             self._objects.correct(wal_id, len(data) - ticket.size_bytes)
             await ticket.turn
             await self._limit.wait()
@@ -467,7 +469,9 @@ class QuorumWal:
             self._limit.stalled.clear()
             on_unavailable()
 
-    async def _encode(self, wal_id: int, contents: WalContents) -> bytes:
+    async def _encode(
+        self, wal_id: int, contents: WalContents, time_max_ms: int = NEVER_MS
+    ) -> bytes:
         encoding = self._encoding
         properties = SstProperties(
             name=names.wal_name(wal_id),
@@ -475,7 +479,7 @@ class QuorumWal:
             writer_epoch=self.own.epoch,
             writer_nonce=self.own.nonce,
             write_id=self._runtime.random.randbytes(16),
-            logical_time_ms=encoding.now_ms(),
+            logical_time_ms=min(encoding.now_ms(), time_max_ms),
         )
         if is_small(contents, encoding.codec):
             return encode_wal(properties, contents, encoding.block_bytes, encoding.codec)

@@ -77,6 +77,20 @@ async def test_records_keep_the_order_of_their_groups() -> None:
 
 
 @virtual_time(5)
+async def test_a_record_has_no_later_time_than_it_may() -> None:
+    """The time of a group stays before what a later transaction has found expires."""
+    slots = await opened_slots(await QuorumDatabase.created())
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(slots.run())
+        wal_id = slots.take(1, is_load=False)
+        await slots.create(wal_id, group(b"a"), position=0, time_max_ms=7)
+        held = await slots.unarchived(wal_id)
+        running.cancel()
+    assert held is not None
+    assert held.properties.logical_time_ms == 7
+
+
+@virtual_time(5)
 async def test_held_and_archived_objects_are_equal() -> None:
     """An object read from memory before it is archived equals the archived one."""
     database = await QuorumDatabase.created()
