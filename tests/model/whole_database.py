@@ -8,7 +8,7 @@ run beside it. Requests to the store take no time, so decisions are made at the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.constants import draw, undo_drawn
 from tests.kit.inline_runtime import InlineWorkers
-from tests.kit.serving.answers import parsed, scan_of
+from tests.kit.serving.answers import parsed, replied, scan_of
 from tests.sim.loop import SimLoop
 from tests.sim.nodes import Node
 from tests.sim.replicas import draw_reader
@@ -233,7 +233,7 @@ class WholeDatabase:
         deadline_ms = None if timeout_ms is None else self.clock.monotonic_ms() + timeout_ms
         call: Callable[[Any, Call], Any] = getattr(service, method)
         answer = call(request, Call(peer="model", deadline_ms=deadline_ms))
-        return parsed(request, await answer if isinstance(answer, Awaitable) else answer)
+        return parsed(request, await replied(answer))
 
 
 async def _scanned(kv: Any, request: Any, call: Call) -> Sequence[Any]:

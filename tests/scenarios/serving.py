@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
 from shalekv.errors import ShaleError
 from shalekv.jobs.collect import CollectJob
 from shalekv.server.compactor import Compactor
 from shalekv.server.reader import Reader
-from shalekv.server.service import Answer, Call, ReplyT
+from shalekv.server.service import Call
 from shalekv.server.writer import Writer
 from shalekv.settings import (
     CollectorSettings,
@@ -29,7 +29,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
 from shalekv.write.snapshots import Snapshots
-from tests.kit.serving.answers import answered, scan_of
+from tests.kit.serving.answers import answered, replied, scan_of
 from tests.sim.simulation import Simulation
 from tests.sim.store import URL
 
@@ -300,7 +300,7 @@ class Put:
 
 async def _put(writer: Writer, key: str, value: str) -> kv_pb2.PutReply:
     request = kv_pb2.PutRequest(key=key.encode(), value=value.encode())
-    return await _reply(writer.kv.put(request, Call()))
+    return await replied(writer.kv.put(request, Call()))
 
 
 async def _scan(server: Writer | Reader, snapshot_id: bytes) -> dict[str, str]:
@@ -308,7 +308,3 @@ async def _scan(server: Writer | Reader, snapshot_id: bytes) -> dict[str, str]:
     replies = scan_of(server.kv, kv_pb2.ScanRequest(header=header), Call())
     entries = [entry async for reply in replies for entry in reply.entries]
     return {entry.key.decode(): entry.value.decode() for entry in entries}
-
-
-async def _reply(answer: Answer[ReplyT]) -> ReplyT:
-    return await answer if isinstance(answer, Awaitable) else answer

@@ -9,11 +9,9 @@ a transport calls.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import sys
 from random import Random
-from typing import Any
 
 import structlog
 import uvloop
@@ -26,6 +24,7 @@ from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2
 from tests.bench.programs.meter import Meter
 from tests.kit.processes.in_process import memory_store, real_runtime, running, serve_settings
+from tests.kit.serving.answers import replied
 
 CALL = Call(peer="bench")
 VALUE = b"v" * 100
@@ -77,7 +76,7 @@ async def _durable_puts(writer: Writer, keys: list[bytes]) -> dict[str, float]:
 
     async def caller() -> None:
         for request in requests:
-            await _answered(writer.kv.put(request, CALL))
+            await replied(writer.kv.put(request, CALL))
 
     with Meter(len(keys)) as meter:
         await asyncio.gather(*(caller() for _ in range(CALLERS)))
@@ -95,7 +94,7 @@ async def _batches(writer: Writer, keys: list[bytes]) -> dict[str, float]:
 
     async def caller() -> None:
         for request in requests:
-            await _answered(writer.kv.write(request, CALL))
+            await replied(writer.kv.write(request, CALL))
 
     with Meter(len(keys)) as meter:
         await asyncio.gather(*(caller() for _ in range(AT_ONCE)))
@@ -106,7 +105,7 @@ async def _gets(writer: Writer, keys: list[bytes]) -> dict[str, float]:
     requests = [kv_pb2.GetRequest(key=key) for key in keys]
     with Meter(len(keys)) as meter:
         for request in requests:
-            await _answered(writer.kv.get(request, CALL))
+            await replied(writer.kv.get(request, CALL))
     return meter.figures
 
 
@@ -117,13 +116,8 @@ async def _batch_gets(writer: Writer, keys: list[bytes]) -> dict[str, float]:
     ]
     with Meter(len(keys)) as meter:
         for request in requests:
-            await _answered(writer.kv.batch_get(request, CALL))
+            await replied(writer.kv.batch_get(request, CALL))
     return meter.figures
-
-
-async def _answered(answer: Any) -> Any:
-    """Return a reply that is there, or wait for it."""
-    return await answer if inspect.isawaitable(answer) else answer
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.v1 import kv_pb2
 
+T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound=Message)
 
 
@@ -19,9 +20,14 @@ def message_of(kind: type[MessageT], reply: MessageT | bytes) -> MessageT:
     return kind.FromString(reply) if isinstance(reply, bytes) else reply
 
 
-async def answered(kind: type[MessageT], answer: Answer[MessageT | bytes]) -> MessageT:
+async def replied(answer: Answer[T]) -> T:
     """The reply in an answer, which may come later."""
-    return message_of(kind, await answer if isinstance(answer, Awaitable) else answer)
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
+async def answered(kind: type[MessageT], answer: Answer[MessageT | bytes]) -> MessageT:
+    """The reply in an answer, parsed."""
+    return message_of(kind, await replied(answer))
 
 
 def scan_of(

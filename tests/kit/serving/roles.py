@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -22,7 +22,7 @@ from shalekv.v1 import kv_pb2
 from shalekv.write.engine import WriterEngine
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import InlineWorkers, gathered
-from tests.kit.serving.answers import parsed, scan_of
+from tests.kit.serving.answers import parsed, replied, scan_of
 from tests.kit.store import FaultyStore, HeldStore, Hook, nothing
 
 CALL = Call(peer="test")
@@ -55,7 +55,7 @@ class Calls:
     async def ask(self, request: Message) -> Any:
         """Send any request that has one reply, and wait for it."""
         answer = self.begin(request)
-        return parsed(request, await answer if isinstance(answer, Awaitable) else answer)
+        return parsed(request, await replied(answer))
 
     async def put(self, key: bytes, value: bytes = b"v", **fields: Any) -> kv_pb2.PutReply:
         reply: kv_pb2.PutReply = await self.ask(kv_pb2.PutRequest(key=key, value=value, **fields))

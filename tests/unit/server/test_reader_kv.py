@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from shalekv.v1 import kv_pb2
 from tests.kit.constants import set_constants
 from tests.kit.engine.replica import BY_HAND, ReplicatedDatabase, pass_s
 from tests.kit.inline_runtime import gathered
-from tests.kit.serving.answers import answered, parsed, scan_of
+from tests.kit.serving.answers import answered, parsed, replied, scan_of
 from tests.kit.store import FaultyStore, at_each
 from tests.kit.virtual_time import virtual_time
 
@@ -267,4 +267,4 @@ async def _first_reply(reader: Reader, method: str, header: kv_pb2.RequestHeader
     answer = getattr(reader.kv, method)(requests[method], Call())
     if method == "scan":
         return parsed(requests[method], (await gathered(answer))[0])
-    return parsed(requests[method], await answer if isinstance(answer, Awaitable) else answer)
+    return parsed(requests[method], await replied(answer))

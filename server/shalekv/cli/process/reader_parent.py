@@ -39,7 +39,7 @@ from shalekv.cli.process.reader import (
     Whole,
 )
 from shalekv.cli.process.shutdown import StopRequest
-from shalekv.cli.process.supervisor import RESTART_INITIAL_MS, RESTART_MAX_MS
+from shalekv.cli.process.supervisor import RestartDelay
 from shalekv.clock import MachineClock
 from shalekv.rpc.native_server import CONNECTION, DOOR, address_of, bind, release
 from shalekv.settings import ReaderConfig
@@ -201,7 +201,6 @@ class ReaderParent:
         self.code = ExitCode.OK  # with which a process has ended all of them
         self._settings = settings
         self._clock = MachineClock()
-        self._random = SystemRandom()
         self._began_ms = self._clock.monotonic_ms()
         count = settings.reader.processes
         self._places = [_Place(number, self._began_ms) for number in range(1, count + 1)]
@@ -290,7 +289,7 @@ class ReaderParent:
 
     async def _supervise(self, place: _Place) -> None:
         """Keep a process running until the stop."""
-        delay_ms = float(RESTART_INITIAL_MS)
+        restarts = RestartDelay(SystemRandom())
         while not self._stop.requested.is_set():
             began_ms = self._clock.monotonic_ms()
             code = await self._run(place)
@@ -303,12 +302,9 @@ class ReaderParent:
                 log.error("all processes are stopped: another start would end like this one")
                 self._stop.request()
                 return
-            if self._clock.monotonic_ms() - began_ms >= RESTART_MAX_MS:
-                delay_ms = RESTART_INITIAL_MS
-            jittered_ms = self._random.uniform(delay_ms / 2, delay_ms)
-            log.warning("process has ended", restart_ms=round(jittered_ms))
-            await self._wait_ms(jittered_ms)
-            delay_ms = min(2 * delay_ms, RESTART_MAX_MS)
+            delay_ms = restarts.next_ms(self._clock.monotonic_ms() - began_ms)
+            log.warning("process has ended", restart_ms=round(delay_ms))
+            await self._wait_ms(delay_ms)
 
     async def _run(self, place: _Place) -> int:
         """Start a process, and wait for its end. Returns its exit code; below 0: a signal."""

@@ -28,6 +28,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from random import Random
 from typing import Annotated, Any
 
 import structlog
@@ -251,6 +252,22 @@ def _command(role: str, settings: WriterConfig, model: type[Settings]) -> ChildC
     return ChildCommand(role, [*STARTED_BY_ITSELF, role, *flags], secrets)
 
 
+class RestartDelay:
+    """Delay before a process that has ended is started again, with jitter."""
+
+    def __init__(self, random: Random) -> None:
+        """Begin with the shortest one."""
+        self._random = random
+        self._delay_ms = float(RESTART_INITIAL_MS)
+
+    def next_ms(self, ran_ms: float) -> float:
+        """Return the delay after a process that has run for `ran_ms`."""
+        if ran_ms >= RESTART_MAX_MS:
+            self._delay_ms = RESTART_INITIAL_MS
+        delay_ms, self._delay_ms = self._delay_ms, min(2 * self._delay_ms, RESTART_MAX_MS)
+        return self._random.uniform(delay_ms / 2, delay_ms)
+
+
 class ChildSupervisor:
     """Keeps the child processes of one server running."""
 
@@ -309,7 +326,7 @@ class ChildSupervisor:
             await self._wait_ms(PRESSURE_POLL_MS)
 
     async def _supervise(self, command: ChildCommand) -> None:
-        delay_ms = float(RESTART_INITIAL_MS)
+        restarts = RestartDelay(self._random)
         while not self._stopping.is_set():
             began_ms = self._clock.monotonic_ms()
             code = await self._run(command)
@@ -322,12 +339,9 @@ class ChildSupervisor:
                     return
                 log.warning("child process is started again: no other process does its work")
                 continue
-            if self._clock.monotonic_ms() - began_ms >= RESTART_MAX_MS:
-                delay_ms = RESTART_INITIAL_MS
-            jittered_ms = self._random.uniform(delay_ms / 2, delay_ms)
-            log.warning("child process has ended", restart_ms=round(jittered_ms))
-            await self._wait_ms(jittered_ms)
-            delay_ms = min(2 * delay_ms, RESTART_MAX_MS)
+            delay_ms = restarts.next_ms(self._clock.monotonic_ms() - began_ms)
+            log.warning("child process has ended", restart_ms=round(delay_ms))
+            await self._wait_ms(delay_ms)
 
     async def _is_takeover_due(self) -> bool:
         """Wait until `is_pressed` for `TAKEOVER_MS`; False if a stop came before.
