@@ -300,6 +300,20 @@ async def test_what_is_not_http2_is_no_server(greeting: bytes) -> None:
         assert failed.message.startswith("no connection to the server: this is not HTTP/2")
 
 
+@pytest.mark.parametrize("stream_id", [2, 5])
+async def test_a_response_to_no_request_ends_the_connection(stream_id: int) -> None:
+    """A server opens no streams (RFC 9113, 5.1.1); that of a call that was cancelled is ignored."""
+    async with raw_server() as (address, peers), channel(address) as client:
+        client.unary(ECHO, b"x").cancel()
+        call = client.unary(ECHO, b"x")
+        peer = await greeted(peers)
+        await peer.receive(frames.DATA)
+        peer.send(reply(stream_id, b"y"))
+        failed = await failure(call)
+        assert (failed.code, failed.is_unsent) == (StatusCode.INTERNAL, False)
+        assert "a response to no request" in failed.message
+
+
 async def test_a_server_that_offers_to_push_breaks_the_protocol() -> None:
     """A client takes ENABLE_PUSH of 1 from no server (RFC 9113, 6.5.2)."""
     async with raw_server() as (address, peers), channel(address) as client:

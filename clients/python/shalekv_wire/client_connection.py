@@ -12,7 +12,7 @@ from typing import Protocol
 from shalekv_wire import frames
 from shalekv_wire.connection import CONNECTION_WINDOW, Connection
 from shalekv_wire.deadlines import Deadlines
-from shalekv_wire.frames import DEFAULT_WINDOW, PREFACE, WINDOW_MAX, ErrorCode
+from shalekv_wire.frames import DEFAULT_WINDOW, PREFACE, WINDOW_MAX, ConnectionFault, ErrorCode
 from shalekv_wire.headers import (
     CONTENT_TYPE,
     HTTP_OK,
@@ -471,6 +471,8 @@ class ClientConnection(Connection[ClientCall]):
         head = self.decoded(self._decoder, stream_id, block)
         call = self.streams.get(stream_id)
         if call is None or call.is_remote_done:
+            if self.is_idle(stream_id):
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a response to no request")
             return  # the call was cancelled
         if isinstance(head, TooLarge):
             call.on_problem(StatusCode.RESOURCE_EXHAUSTED, str(head))
