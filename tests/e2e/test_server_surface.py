@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +252,19 @@ async def test_abuse_of_the_port_does_not_hurt(processes: Processes, tmp_path: P
         for _, writer in silent:
             writer.close()
     assert await server.stop() == ExitCode.OK, server.report()
+
+
+async def test_connections_leave_files_to_the_store(processes: Processes, tmp_path: Path) -> None:
+    """Clients that connect and ask nothing use up no files that commits need."""
+    limited = ("-c", 'ulimit -n 200 && exec "$@"', "bash", SHALEKV, *SERVE)
+    server = processes.start(*limited, "--url", _url(tmp_path), "--create", program="bash")
+    await server.ready()
+    host, port = server.listen.split(":")
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        kv = kv_pb2_grpc.KVStub(channel)
+        await kv.Put(kv_pb2.PutRequest(key=b"before", value=b"v"), timeout=CALL_S)
+        with ExitStack() as open_sockets:
+            for _ in range(300):
+                open_sockets.enter_context(socket.create_connection((host, int(port))))
+            await kv.Put(kv_pb2.PutRequest(key=b"during", value=b"v"), timeout=CALL_S)
+    assert await server.stop() == 0, server.report()

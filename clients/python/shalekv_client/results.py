@@ -157,7 +157,7 @@ class RequestKind(enum.Enum):
 class ProcessRequests:
     """Requests sent by one process, and by those that had its role before it."""
 
-    role: str  # "writer", "compactor" or "collector"
+    role: str  # "writer", "reader", "compactor" or "collector"
     uptime_ms: int  # since the server has started the role, restarts included
     requests: Mapping[RequestKind, int]  # of every kind that this client knows
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shalekv_wire.deadlines import Deadlines
@@ -194,11 +195,15 @@ class WireServer:
         if self._check is None:
             self._check = self.loop.call_later(CHECK_INTERVAL_S, self._check_all)
 
-    def _check_all(self) -> None:
-        now_s = time.monotonic()
+    def _check_all(self, *, was_full: bool = False) -> None:
+        now_s, count = time.monotonic(), len(self.connections)
+        is_full = count >= self.options.connections_max
+        if is_full and not was_full:
+            _log.warning("%d connections are open: more are closed at once", count)
         for connection in [*self.connections]:
             connection.check(now_s)
-        self._check = self.loop.call_later(CHECK_INTERVAL_S, self._check_all)
+        check = partial(self._check_all, was_full=is_full)
+        self._check = self.loop.call_later(CHECK_INTERVAL_S, check)
 
 
 class _ServerTransport(asyncio.Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ CONNECTION_AGE_GRACE_MS = 30_000
 # A socket pair over which connections are handed to another process, and the message of each.
 DOOR = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 CONNECTION = b"c"
+# Open at once; at most half of the files that this process may have open: its store needs the rest.
+CONNECTIONS_MAX = 10_000
 BACKLOG = 4_096  # connections that wait to be accepted; the operating system has a limit of its own
 
 
@@ -118,12 +121,19 @@ def server_options(settings: EndpointSettings) -> ServerOptions:
             received_bytes_max=max(HELD_BYTES_MAX, 2 * settings.message_bytes_max),
             unsent_bytes_max=HELD_BYTES_MAX,
         ),
+        connections_max=_connections_max(),
         backlog=BACKLOG,
         handshake_timeout_s=HANDSHAKE_TIMEOUT_MS / 1_000,
         idle_s=CONNECTION_IDLE_MS / 1_000,
         age_s=settings.connection_age_ms / 1_000,
         age_grace_s=CONNECTION_AGE_GRACE_MS / 1_000,
     )
+
+
+def _connections_max() -> int:
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_bounded = files_max != resource.RLIM_INFINITY
+    return min(CONNECTIONS_MAX, files_max // 2) if is_bounded else CONNECTIONS_MAX
 
 
 def bind(listen: str) -> list[socket.socket]:

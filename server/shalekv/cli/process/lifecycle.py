@@ -18,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, Protocol, TypeVar
@@ -58,6 +59,7 @@ from shalekv.wording import Trouble
 # Calls to a failed role fail at once: this is only for their replies to be sent.
 FAILED_GRACE_MS = 1_000
 READINESS_POLL_MS = 500
+FILES_WANTED = 65_536  # open at once: connections, and files of a store on a disk
 
 BoundT = TypeVar("BoundT")
 RoleT = TypeVar("RoleT")
@@ -333,6 +335,7 @@ def run_server(
     the number of this process, added to each line of the log, if it is one of several.
     """
     configure_logs(settings.server.log_format, settings.server.log_level, process=process)
+    _raise_file_limit()
     log = structlog.get_logger(__name__)
 
     def announce(listen: str) -> None:
@@ -358,6 +361,15 @@ def run_server(
             ended.exception("ended by an unexpected error")
         return code
     return ExitCode.OK
+
+
+def _raise_file_limit() -> None:
+    """Let this process open more files than shells allow by default, if the system does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # the system has another limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def refuse_exposure(settings: EndpointSettings) -> None:
