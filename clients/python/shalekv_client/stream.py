@@ -267,6 +267,11 @@ class SessionStream:
 
     async def _write(self) -> None:
         try:
+            first = self._outbox.take()
+            self._unanswered.update((pending.number, pending) for pending in first)
+            await self._call.wait_open()  # before the server is told how much time is left
+            if first:
+                await self._call.write(self._request(first))
             while not self._is_retired:
                 message = self._outbox.take()
                 if message:

@@ -18,6 +18,10 @@ class ClientStream(Protocol):
     one reads, at the same time or not.
     """
 
+    async def wait_open(self) -> None:
+        """Wait until there is a connection, on which `write` can send. Raises as `write`."""
+        ...
+
     async def write(self, message: bytes) -> None:
         """Send a message; returns when flow control has taken it.
 

@@ -286,9 +286,16 @@ class StreamClientCall(ClientCall):
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
 
+    async def wait_open(self) -> None:
+        """Wait until there is a stream for the call. Raises `CallFailed`."""
+        while not self.id and not self.is_done:
+            self._opened = self._opened or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._opened)
+        self._check()
+
     async def write(self, message: bytes) -> None:
         """Send a message; returns when flow control has taken it. Raises `CallFailed`."""
-        await self._wait_open()
+        await self.wait_open()
         self.connection.sender.message(self, message)
         if self.unsent is not None:
             self._writer = asyncio.get_running_loop().create_future()
@@ -297,7 +304,7 @@ class StreamClientCall(ClientCall):
 
     async def done_writing(self) -> None:
         """Tell the server that no more messages follow. Raises `CallFailed`."""
-        await self._wait_open()
+        await self.wait_open()
         if not self.is_local_done and self.ending is None:
             self.connection.sender.end_data(self)
 
@@ -319,12 +326,6 @@ class StreamClientCall(ClientCall):
         """End the call, unless it is over; messages that were not read are dropped."""
         self._messages.clear()
         super().cancel()
-
-    async def _wait_open(self) -> None:
-        while not self.id and not self.is_done:
-            self._opened = self._opened or asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._opened)
-        self._check()
 
     def _check(self) -> None:
         if self.is_done:

@@ -47,6 +47,7 @@ from tests.servers.proxy import ACCESS_DENIED, INTERNAL_ERROR, SLOW_DOWN
 DEADLINE_S = 250
 WAL_PUT, MANIFEST_PUT = "^PUT /[^?]*/wal/", "^PUT /[^?]*/manifest/"
 IMPATIENT_MS = 1_500  # a deadline that passes while the store is in trouble
+IMPATIENT_COUNT = 3  # writes with such a deadline, if the client notices it first
 QUICK = variables({"shalekv.store.retry:RETRY_MAX_MS": 200})
 # Where there is a bucket, compactions, collections and repeated requests come within moments.
 IN_BUCKET = (
@@ -337,10 +338,18 @@ class ScheduleRun:
         await self._in_bucket.appear()
 
     async def do_times_out(self, name: str) -> None:
-        """The outcome of a write is unknown at its deadline; an outage so short is no news."""
-        child, attempt = self._children[name], self.history.begin([b"short of time"])
-        async with Client(child.listen, timeout_ms=IMPATIENT_MS, retry=ONE_ATTEMPT) as client:
-            outcome = await attempt_write(self.history, client, attempt)
+        """The outcome of a write is unknown at its deadline; an outage so short is no news.
+
+        The server says so 100 ms before the deadline. On a busy machine that may come too late for
+        the client; then it asks again.
+        """
+        child, outcome = self._children[name], ""
+        for _ in range(IMPATIENT_COUNT):
+            attempt = self.history.begin([b"short of time"])
+            async with Client(child.listen, timeout_ms=IMPATIENT_MS, retry=ONE_ATTEMPT) as client:
+                outcome = await attempt_write(self.history, client, attempt)
+            if outcome != "unknown: DEADLINE_EXCEEDED":
+                break
         assert outcome == "unknown: WRITE_TIMED_OUT", outcome
         health = await self.database.processes.run("health", "--addr", child.listen)
         assert await health.exited() == ExitCode.OK, child.report()

@@ -74,6 +74,9 @@ class SimCall:
 
     # The client.
 
+    async def wait_open(self) -> None:
+        """Does nothing: there is a connection, or it has failed."""
+
     async def write(self, message: bytes) -> None:
         """Send a message; waits while the other side reads none."""
         if self._is_over:

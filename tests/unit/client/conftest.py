@@ -20,6 +20,7 @@ TESTS_OVER_BOTH = {
     "test_a_server_is_reached_by_the_path_of_a_socket",
     "test_bare_statuses_are_unknown",
     "test_closing_ends_what_is_under_way",
+    "test_the_time_for_connecting_counts",
 }
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from shalekv_client import Client, Wire
+from shalekv.v1 import kv_pb2
+from shalekv_client import Client, ConnectionLost, RetryPolicy, Wire
 from shalekv_client.routing.servers import WIRE_VARIABLE, chosen_wire
+from shalekv_wire.server import StreamCall, Streaming, WireServer
+from shalekv_wire.status import StatusCode
 from tests.kit.serving.rpc import serving
 
 
@@ -63,3 +68,30 @@ async def test_a_server_is_reached_by_the_path_of_a_socket(tmp_path: Path, wire:
     assert found.value == b"v"
     with pytest.raises(ValueError, match="HOST:PORT"):
         Client("unix:")
+
+
+async def test_the_time_for_connecting_counts() -> None:
+    """A server is told what is left of a timeout when there is a connection, so it answers in time.
+
+    It answers only shortly before the deadline if it cannot do what is asked.
+    """
+    told_ms: list[int] = []
+
+    async def refuse(call: StreamCall) -> None:
+        request = kv_pb2.SessionRequest.FromString(await call.read() or b"")
+        told_ms.extend(operation.timeout_ms for operation in request.operations)
+        call.end(StatusCode.UNAVAILABLE, "asked")
+
+    sock = socket.create_server(("127.0.0.1", 0))  # connects clients, and nobody answers them yet
+    server = WireServer(lambda _: Streaming(refuse))
+    address = f"127.0.0.1:{sock.getsockname()[1]}"
+    async with Client(address, retry=RetryPolicy(attempts_max=1)) as client:
+        putting = asyncio.create_task(client.put(b"k", b"v", timeout_ms=60_000))
+        done, _ = await asyncio.wait([putting], timeout=0.2)
+        assert not done
+        await server.serve(sock)
+        with pytest.raises(ConnectionLost, match="asked"):
+            await putting
+    await server.stop(0)
+    assert len(told_ms) == 1
+    assert told_ms[0] <= 60_000 - 200

@@ -118,6 +118,10 @@ class GrpcioStream:
         self._ending: CallFailed | None = None  # the status, once it has arrived
         call.add_done_callback(self._note_ending)
 
+    async def wait_open(self) -> None:
+        with _own_errors(lambda: self._ending):
+            await self._call.wait_for_connection()
+
     async def write(self, message: bytes) -> None:
         with _own_errors(lambda: self._ending):
             await self._call.write(message)
