@@ -29,6 +29,8 @@ from shalekv.format.block_frame import HEADER_BYTES, pack_header, uncompressed
 from shalekv.format.coding import (
     MAX_U64,
     Piece,
+    between_fences,
+    fences_of,
     lower_bound,
     pack_u32s,
     pack_u64s,
@@ -106,6 +108,7 @@ class Block:
     keys_at: int
     values_at: int
     key_offsets: Sequence[int]
+    fences: Sequence[bytes]  # some of its keys
     assigned_seq: int = 0  # sequence number of all rows, if they do not have one; 0: they do
 
     def __len__(self) -> int:
@@ -150,7 +153,8 @@ class Block:
         Newer versions come before older ones. So with the default, this is the row of the newest
         version of `key`, or the place where it would be inserted.
         """
-        row = lower_bound(key, self.piece.data, self.keys_at, self.key_offsets, 0, self.rows)
+        low, high = between_fences(key, self.fences, self.rows)
+        row = lower_bound(key, self.piece.data, self.keys_at, self.key_offsets, low, high)
         if seq == MAX_U64 or row == self.rows or self._seq(row) <= seq or self._key(row) != key:
             return row
         return self._older(row, key, seq)
@@ -158,10 +162,14 @@ class Block:
     def find(self, key: bytes, seq: int = MAX_U64) -> Entry | None:
         """Return the newest version of `key` up to `seq`, without decoding other rows."""
         row = self.lower_bound(key, seq)
-        return self.entry(row) if row < self.rows and self._key(row) == key else None
+        return self._entry(row, key) if row < self.rows and self._key(row) == key else None
 
     def entry(self, row: int) -> Entry:
         """Return row `row`, 0 to `len(self)` - 1."""
+        return self._entry(row, self._key(row))
+
+    def _entry(self, row: int, key: bytes) -> Entry:
+        """Return row `row`, which has this key."""
         data, flags = self.piece.data, self.flags
         number = KINDS_OF[self.section][0]
         if flags & HAS_KINDS:
@@ -174,7 +182,7 @@ class Block:
         expire_at_ms = NO_EXPIRY
         if flags & HAS_EXPIRY:
             (expire_at_ms,) = _U64.unpack_from(data, self.expiry_at + 8 * row)
-        fields = (self._key(row), self._seq(row), KIND_OF[number], value, expire_at_ms)
+        fields = (key, self._seq(row), KIND_OF[number], value, expire_at_ms)
         return tuple.__new__(Entry, fields)  # half the time of Entry's own
 
     def _key(self, row: int) -> bytes:
@@ -238,6 +246,7 @@ def parse_block(piece: Piece, assigned_seq: int = 0) -> Block:
     if end != columns_end:
         problem = f"the columns end at {end}, expected {columns_end}"
         raise piece.malformed(key_offsets_at, problem)
+    key_offsets = u32s_in_place(piece.data, key_offsets_at, rows + 1)
     return Block(
         piece,
         section,
@@ -249,6 +258,7 @@ def parse_block(piece: Piece, assigned_seq: int = 0) -> Block:
         kinds_at,
         keys_at,
         values_at,
-        u32s_in_place(piece.data, key_offsets_at, rows + 1),
+        key_offsets,
+        fences_of(piece.data, keys_at, key_offsets, rows),
         assigned_seq,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import google_crc32c
 from shalekv.errors import BadChecksum, BadStructure, Truncated
 
 ALIGNMENT = 8
+FENCE_STEP = 16  # keys; half as many take a twentieth more memory, and save a step of seven
 MAX_U32 = 2**32 - 1
 MAX_U64 = 2**64 - 1
 
@@ -35,6 +37,24 @@ def u32s_in_place(data: bytes, start: int, count: int) -> Sequence[int]:
     if sys.byteorder == "little":
         return memoryview(data)[start : start + 4 * count].cast("I")
     return struct.unpack_from(f"<{count}I", data, start)
+
+
+def fences_of(data: bytes, keys_at: int, offsets: Sequence[int], count: int) -> list[bytes]:
+    """Return keys for `between_fences`: each `FENCE_STEP`th of the first `count`, but the first.
+
+    They ascend, and lie in `data` as in `lower_bound`.
+    """
+    return [
+        data[keys_at + offsets[number] : keys_at + offsets[number + 1]]
+        for number in range(FENCE_STEP, count, FENCE_STEP)
+    ]
+
+
+def between_fences(key: bytes, fences: Sequence[bytes], count: int) -> tuple[int, int]:
+    """Return `low` and `high` for `lower_bound`, among `count` keys with these fences."""
+    at = bisect_left(fences, key)
+    low, high = at * FENCE_STEP, (at + 1) * FENCE_STEP
+    return low and low + 1, min(high, count)
 
 
 def lower_bound(

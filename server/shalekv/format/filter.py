@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -90,6 +90,26 @@ class Filter:
             and data[at + (bits >> 12 & 63)] >> (bits >> 9 & 7) & 1
             and data[at + (bits >> 21)] >> (bits >> 18 & 7) & 1
         ) == 1
+
+
+def first_candidate(filters: Sequence[Filter | None], hashed: int, start: int) -> int:
+    """Return the number of the first filter, from `start` on, that does not exclude a key.
+
+    None in place of a filter excludes no key. If all do, the result is the number of filters.
+    """
+    high, bits = hashed >> 32, hashed & 0xFFFFFFFF
+    first_byte, first_bit = bits >> 3 & 63, 1 << (bits & 7)
+    second_byte, second_bit = bits >> 12 & 63, 1 << (bits >> 9 & 7)
+    for number in range(start, len(filters)):
+        one = filters[number]
+        if one is None:
+            return number
+        # Two bits exclude three keys of four that are not there: only others cost a call.
+        data, at = one.data, one.lines_at + (high * one.lines >> 32) * LINE_BYTES
+        is_likely = data[at + first_byte] & first_bit and data[at + second_byte] & second_bit
+        if is_likely and one.may_contain_hash(hashed):
+            return number
+    return len(filters)
 
 
 def parse_filter(name: str, offset: int, data: bytes | memoryview) -> Filter | None:

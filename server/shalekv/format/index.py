@@ -28,6 +28,8 @@ from shalekv.errors import UnsupportedVersion
 from shalekv.format.coding import (
     ALIGNMENT,
     Piece,
+    between_fences,
+    fences_of,
     lower_bound,
     pack_u32s,
     pack_u64s,
@@ -87,6 +89,7 @@ class BlockIndex:
     sections: bytes
     keys_at: int
     key_offsets: Sequence[int]
+    fences: Sequence[bytes]  # some of the first keys of the first section that it has
     assigned_seq: int = 0  # sequence number of all entries, if they do not have one; 0: they do
 
     def __len__(self) -> int:
@@ -129,7 +132,8 @@ class BlockIndex:
         low = max(0, self.sections.find(section))
         high = self.sections.rfind(section) + 1  # 0 if there is none
         data, keys_at, offsets = self.piece.data, self.keys_at, self.key_offsets
-        found = lower_bound(key, data, keys_at, offsets, low, high)
+        start, end = between_fences(key, self.fences, high) if not low else (low, high)
+        found = lower_bound(key, data, keys_at, offsets, start, end)
         if found < high and self.first_key(found) == key:
             return found
         return found - 1 if found > low else None
@@ -166,7 +170,10 @@ def parse_index(piece: Piece, blocks_end: int) -> BlockIndex:
         piece, sections_at, sections, [keys[start:stop] for start, stop in pairwise(key_offsets)]
     )
     key_offsets_in_place = u32s_in_place(piece.data, key_offsets_at, count + 1)
-    return BlockIndex(piece, count, sections, sections_at + count, key_offsets_in_place)
+    keys_at = sections_at + count
+    first_count = sections.count(sections[:1]) if sections else 0
+    fences = fences_of(piece.data, keys_at, key_offsets_in_place, first_count)
+    return BlockIndex(piece, count, sections, keys_at, key_offsets_in_place, fences)
 
 
 def _check_order(piece: Piece, sections_at: int, sections: bytes, keys: Sequence[bytes]) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
@@ -195,13 +195,6 @@ class SortedRun:
         """The size of all SSTs of the run."""
         return sum(info.size_bytes for info in self.ssts)
 
-    def find(self, key: bytes) -> SstInfo | None:
-        """Return the one SST that can hold `key` or a range tombstone over it, if there is one."""
-        at = bisect_right(self.first_keys, key) - 1
-        if at < 0 or upper_bound(self.ssts[at]) < key:
-            return None
-        return self.ssts[at]
-
     def overlapping(self, keys: KeyRange) -> Sequence[SstInfo]:
         """Return the SSTs that can hold a key of `keys`, in the order of their keys."""
         low = max(bisect_right(self.first_keys, keys.start) - 1, 0)
@@ -243,15 +236,18 @@ class Version:
         """Return whether the levels hold no user key."""
         return not self.l0 and not self.runs
 
-    def sources_of(self, key: bytes) -> Iterator[SstInfo]:
-        """Iterate over the SSTs that can hold `key` or a range tombstone over it, newest first."""
-        for info in self.l0:
-            if info.first_key <= key <= upper_bound(info):
-                yield info
+    def sources_of(self, key: bytes) -> list[SstInfo]:
+        """Return the SSTs that can hold `key` or a range tombstone over it, newest first."""
+        # Bounds are those of `upper_bound`: each get from the levels comes here.
+        end = END_OF_KEYS
+        found = [each for each in self.l0 if each.first_key <= key <= (each.last_key or end)]
         for run in self.runs:
-            found = run.find(key)
-            if found is not None:
-                yield found
+            at = bisect_right(run.first_keys, key) - 1
+            if at >= 0:
+                info = run.ssts[at]
+                if key <= (info.last_key or end):
+                    found.append(info)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,9 @@ class Cache(Generic[K, V]):
         """Hold at most `bytes_max` bytes. 0: nothing is kept, but loads are still shared."""
         self._bytes_max = bytes_max
         self._held: OrderedDict[K, Sized[V]] = OrderedDict()  # least recently used first
+        # Items that the owner looks up often. It puts in what it has found, and counts its hits. As
+        # all are dropped when an item is removed, each is marked as used again soon after that.
+        self.often: dict[K, V] = {}
         self._loading: dict[K, _Waiters[V]] = {}  # of each key that is being loaded
         self.held_bytes = 0
         self.hits = 0
@@ -75,6 +78,7 @@ class Cache(Generic[K, V]):
         self._held[key] = Sized(item, size_bytes)
         self.held_bytes += size_bytes
         while self.held_bytes > self._bytes_max:
+            self.often.clear()
             _, oldest = self._held.popitem(last=False)
             self.held_bytes -= oldest.size_bytes
             self.evictions += 1
@@ -83,6 +87,7 @@ class Cache(Generic[K, V]):
         """Remove the item, if it is here."""
         held = self._held.pop(key, None)
         if held is not None:
+            self.often.clear()
             self.held_bytes -= held.size_bytes
 
     async def load(self, key: K, fetch: Callable[[], Awaitable[Sized[V]]]) -> V:

@@ -47,6 +47,7 @@ from shalekv.store.disk_cache_folder import CachedPart
 # 1,900 of the rest.
 BLOCK_OVERHEAD_BYTES = 700
 METADATA_OVERHEAD_BYTES = 2_000
+KEY_OVERHEAD_BYTES = 48  # of a key in a list
 
 AT_ONCE_BYTES = 64 * KIB  # of a block, as it is stored, that is read while other tasks wait
 PARSED_AT_ONCE_BYTES = 1 << 20  # before other tasks may run: about 2 ms
@@ -308,14 +309,30 @@ class LevelSsts:
 
     def cached(self, info: SstInfo) -> OpenSst | None:
         """Return what `metadata` returns with the filter, if it is in memory."""
-        return self._metadata.find(_key(info))
+        found = self._metadata.find(info.contents_id)
+        if found is not None and found.range_tombstones is NO_RANGE_TOMBSTONES:
+            self._metadata.often[info.contents_id] = found
+        return found
+
+    def all_cached(self, infos: Sequence[SstInfo]) -> list[OpenSst] | None:
+        """Return what `cached` returns for each, if it was asked for each before.
+
+        None: for one it was not, or that has range tombstones.
+        """
+        metadata = self._metadata
+        try:
+            found = [metadata.often[info.contents_id] for info in infos]
+        except KeyError:
+            return None
+        metadata.hits += len(found)
+        return found
 
     async def metadata(self, info: SstInfo, *, with_filter: bool = True) -> OpenSst:
         """Return footer, index, range tombstones and filter; concurrent calls share one load.
 
         Without `with_filter` there may be one nevertheless.
         """
-        key = _key(info)
+        key = info.contents_id
         found = self._metadata.find(key)
         if found is not None:
             return found
@@ -339,7 +356,7 @@ class LevelSsts:
                 info = unread.pop()
                 opened[info.id] = await self.metadata(info)
 
-        missing_count = sum(_key(info) not in self._metadata for info in infos)
+        missing_count = sum(info.contents_id not in self._metadata for info in infos)
         await in_parallel(work, min(max(missing_count, 1), OPENED_AT_ONCE))
         return opened
 
@@ -462,7 +479,7 @@ class LevelSsts:
         return await self._fetch(sst_id, _span(first, last), self._block_requests)
 
     async def _load_metadata(self, info: SstInfo) -> Sized[OpenSst]:
-        bare = self._metadata.peek(_key(info) + b"\0")
+        bare = self._metadata.peek(info.contents_id + b"\0")
         if bare is None:
             return await self._read_metadata(info, with_filter=True)
         footer = bare.footer
@@ -525,20 +542,18 @@ def _span(first: BlockHandle, last: BlockHandle) -> ByteRange:
 
 
 def _sized(block: Block) -> Sized[Block]:
-    return Sized(block, len(block.piece.data) + BLOCK_OVERHEAD_BYTES)
+    size_bytes = len(block.piece.data) + _list_bytes(block.fences)
+    return Sized(block, size_bytes + BLOCK_OVERHEAD_BYTES)
 
 
 def _metadata_sized(opened: OpenSst) -> Sized[OpenSst]:
-    index_bytes = len(opened.index.piece.data) + len(opened.index.sections)
+    index = opened.index
+    index_bytes = len(index.piece.data) + len(index.sections) + _list_bytes(index.fences)
     filter_bytes = 0 if opened.filter is None else len(opened.filter.data)
     size_bytes = METADATA_OVERHEAD_BYTES + index_bytes + filter_bytes
     return Sized(opened, size_bytes + opened.range_tombstones.size_bytes)
 
 
-def _key(info: SstInfo) -> bytes:
-    """Return the key of an SST's metadata in the cache.
-
-    It contains the sequence number: entries in a file of a load have none of their own, but the one
-    with which `info` lists the file.
-    """
-    return info.id + info.max_seq.to_bytes(8, "little")
+def _list_bytes(keys: Sequence[bytes]) -> int:
+    """Return the memory of a list of keys."""
+    return sum(map(len, keys)) + KEY_OVERHEAD_BYTES * len(keys)

@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 import uvloop
 
+from shalekv.cli.process.gc_tuning import tune_garbage_collector
 from shalekv.runtime import Runtime
 from shalekv.server.reader import Reader
 from shalekv.settings import (
@@ -89,6 +90,7 @@ async def measure(
         database = await write_cold_database(
             store, runtime, serve, total_bytes=rows * ROW_BYTES, value_bytes=VALUE_BYTES
         )
+        tune_garbage_collector()
         random = Random(5)
         keys = [key_of(random.randrange(database.keys)) for _ in range(gets)]
         for name, cache_bytes, on_disk in (

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from shalekv.errors import BadStructure, CorruptObject, Truncated, UnsupportedVersion
 from shalekv.format import block_frame
@@ -15,7 +19,7 @@ from shalekv.format.block import (
     encode_block,
     parse_block,
 )
-from shalekv.format.coding import Piece
+from shalekv.format.coding import Piece, between_fences, fences_of, lower_bound
 from shalekv.format.columns import Section, columns_of
 from shalekv.protocol.entry import Entry, Kind
 from tests.kit.forging import patched, u32
@@ -182,3 +186,12 @@ def test_a_tombstone_has_the_expiry_of_its_value() -> None:
     assert [*block.columns().entries()] == [put(b"a", 1), swept]
     assert block.find(b"b") == swept
     assert not swept.is_visible(4)
+
+
+@given(keys=st.lists(st.binary(max_size=2), max_size=80).map(sorted), wanted=st.binary(max_size=2))
+def test_fences_lead_to_the_same_key(keys: list[bytes], wanted: bytes) -> None:
+    """A search between fences finds what bisection finds, also where keys repeat."""
+    data, offsets = b"12345" + b"".join(keys), [*accumulate(map(len, keys), initial=0)]
+    fences = fences_of(data, 5, offsets, len(keys))
+    low, high = between_fences(wanted, fences, len(keys))
+    assert lower_bound(wanted, data, 5, offsets, low, high) == bisect_left(keys, wanted)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.errors import BadStructure
-from shalekv.format.filter import Filter, key_hash, parse_filter
+from shalekv.format.filter import Filter, first_candidate, key_hash, parse_filter
 from shalekv.format.sst import open_filter
 from shalekv.format.sst_writer import encode_fence, encode_sst
 from shalekv.protocol.entry import Entry
@@ -150,3 +150,21 @@ def test_probing_needs_no_numpy() -> None:
         "assert 'numpy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@given(
+    added=st.lists(st.none() | st.sets(st.binary(max_size=4), max_size=40), max_size=5),
+    keys=st.lists(st.binary(max_size=4), max_size=20),
+)
+def test_the_first_candidate_is_that_of_a_search(
+    added: list[set[bytes] | None], keys: list[bytes]
+) -> None:
+    """A key is looked up in many filters as in each; what has no filter may have every key."""
+    filters = [
+        None if added_keys is None else parsed(build_filter(added_keys)) for added_keys in added
+    ]
+    for key in keys:
+        may_have = [one is None or one.may_contain(key) for one in filters]
+        for start in range(len(filters) + 1):
+            expected = next((n for n in range(start, len(filters)) if may_have[n]), len(filters))
+            assert first_candidate(filters, key_hash(key), start) == expected

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 SHORT_MAX = 0x7F  # the greatest number of one byte
 _SHORT = [bytes((number,)) for number in range(SHORT_MAX + 1)]
-_CONTINUED = [bytes((0x80 | bits,)) for bits in range(SHORT_MAX + 1)]
+# Bytes of a number that goes on: by their seven bits.
+CONTINUED = [bytes((0x80 | bits,)) for bits in range(SHORT_MAX + 1)]
 _PIECES_MAX = 4_096  # of one kind that are kept: half a megabyte, at most
 
 
@@ -18,7 +19,7 @@ def varint(number: int) -> bytes:
     """Return a number, 0 or more, as protobuf writes it: seven bits a byte, the lowest first."""
     encoded = b""
     while number > SHORT_MAX:
-        encoded += _CONTINUED[number & SHORT_MAX]
+        encoded += CONTINUED[number & SHORT_MAX]
         number >>= 7
     return encoded + _SHORT[number]
 
@@ -44,5 +45,5 @@ _SEQ_TAG, EXPIRY_TAG = b"\x18", b"\x20"
 # Encoded sequence numbers with their tag: those up to `SHORT_MAX`, and others in two pieces, which
 # are the lowest seven bits, and the rest, of which a database has few different ones.
 SHORT_SEQS = [_SEQ_TAG + short for short in _SHORT]
-LOW_SEQS = [_SEQ_TAG + low for low in _CONTINUED]
+LOW_SEQS = [_SEQ_TAG + low for low in CONTINUED]
 HIGH_SEQS = EncodedPieces(varint)

@@ -16,6 +16,7 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.transaction import RESULT_FRAME_BYTES
 from shalekv.read.engine import ReadEngine
 from shalekv.server.replies.encoding import (
+    CONTINUED,
     EXPIRY_TAG,
     HIGH_SEQS,
     LOW_SEQS,
@@ -41,6 +42,8 @@ _RESULT_FOUND, _RESULT_VALUE_TAG = b"\x08\x01", b"\x12"  # its fields 1, which i
 _STALENESS_TAG = b"\x30"  # field 6 of a header, the last one; a number
 _PUT = Kind.PUT
 
+_GET_HEADS = EncodedPieces(lambda length: _FOUND + (_VALUE_TAG + varint(length) if length else b""))
+_GET_LOW_SEQS = [_SEQ_TAG + low for low in CONTINUED]
 _RESULT_LENGTHS = EncodedPieces(lambda length: _RESULT_TAG + varint(length))
 _RESULT_HEADS = EncodedPieces(
     lambda length: _RESULT_FOUND + (_RESULT_VALUE_TAG + varint(length) if length else b"")
@@ -55,7 +58,9 @@ class EncodedHeaders:
         self._engine = engine
         self._make = make
         self._state: tuple[int, int | None, int] | None = None  # the last one
-        self._body = self._field = b""  # of that state, without staleness
+        self._body = b""  # of that state, without staleness
+        self._staleness_ms: int | None = None  # the last one of that state
+        self._field = b""  # with it
 
     def encode(self, seq: int, wal_id: int | None, staleness_ms: int) -> bytes:
         """Return the header of the state at this commit: tag, length and message."""
@@ -65,11 +70,13 @@ class EncodedHeaders:
             header.staleness_ms = 0
             self._state = state
             self._body = header.SerializeToString()
-            self._field = _HEADER_TAG + varint(len(self._body)) + self._body
-        if not staleness_ms:
-            return self._field
-        body = self._body + _STALENESS_TAG + varint(staleness_ms)
-        return _HEADER_TAG + varint(len(body)) + body
+            self._staleness_ms = None
+        if staleness_ms != self._staleness_ms:
+            staleness = _STALENESS_TAG + varint(staleness_ms) if staleness_ms else b""
+            body = self._body + staleness
+            self._field = _HEADER_TAG + varint(len(body)) + body
+            self._staleness_ms = staleness_ms
+        return self._field
 
 
 def get_reply(header: bytes, entries: Sequence[Entry | None], now_ms: Callable[[], int]) -> bytes:
@@ -80,9 +87,11 @@ def get_reply(header: bytes, entries: Sequence[Entry | None], now_ms: Callable[[
     _, seq, kind, value, expire_at_ms = entry
     if kind is not Kind.PUT or (expire_at_ms and expire_at_ms <= now_ms()):
         return header
-    head = _VALUE_TAG + varint(len(value)) if value else b""
+    head, low_seq = _GET_HEADS[len(value)], _GET_LOW_SEQS[seq & SHORT_MAX]
+    if seq > SHORT_MAX and not expire_at_ms:
+        return b"".join((header, head, value, low_seq, HIGH_SEQS[seq >> 7]))  # copied once
     expiry = _EXPIRY_TAG + varint(expire_at_ms) if expire_at_ms else b""
-    return b"".join((header, _FOUND, head, value, _SEQ_TAG, varint(seq), expiry))  # copied once
+    return b"".join((header, head, value, _SEQ_TAG, varint(seq), expiry))
 
 
 def batch_get_reply(
