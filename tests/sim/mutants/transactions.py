@@ -134,7 +134,8 @@ MUTANTS = (
     mutant(
         "reads expire what a transaction has found",
         (WriterEngine, "now_ms", _present_time),
-        hint=1613812802,
+        test="tests/unit/server/test_reads_of_expiring_values.py"
+        "::test_what_a_pending_transaction_has_found_does_not_expire",
     ),
     mutant(
         "adds look at what is durable only", (WriterEngine, "newest_state", _durable_state_only)
