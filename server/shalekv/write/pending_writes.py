@@ -101,8 +101,9 @@ class PendingWrites:
             self._loads.add(commit)
             self._loaded.clear()
         if commit.decision is not None and commit.decision.found_until_ms != NEVER_MS:
-            self._found_until_ms[commit] = commit.decision.found_until_ms
-            self._holds_until_ms = None
+            until_ms = self._found_until_ms[commit] = commit.decision.found_until_ms
+            if self._holds_until_ms is not None:
+                self._holds_until_ms = min(self._holds_until_ms, until_ms)
 
     def remove(self, commit: Commit) -> None:
         """Remove a commit that is settled: it is durable by now, or lost, or writes nothing."""

@@ -169,10 +169,12 @@ def test_pending_transactions_limit_the_time_of_reads() -> None:
     layers.land(put(b"a", expire_at_ms=NOW_MS + 10), put(b"b", expire_at_ms=NOW_MS + 5), put(b"c"))
     pending_writes = layers.pending_writes
     found = [transacted(2 + number, Get(key)) for number, key in enumerate((b"a", b"b", b"c"))]
+    limits = []
     for commit in found:
         commit.decide(layers.state())
         pending_writes.add(commit)
-    assert pending_writes.holds_until_ms == NOW_MS + 4
+        limits.append(pending_writes.holds_until_ms)
+    assert limits == [NOW_MS + 9, NOW_MS + 4, NOW_MS + 4]
     after = [pending_writes.holds_until_ms_after(commit.seq) for commit in found]
     assert after == [NOW_MS + 4, NEVER_MS, NEVER_MS]
     pending_writes.remove(found[1])
