@@ -1,6 +1,6 @@
-"""The server's state machine of a connection without a socket: bytes in, frames out.
+"""The state machines of a connection without a socket: bytes in, frames out.
 
-The host of its calls is a real server on the running loop; the clock stands still.
+The host of the server's calls is a real server on the running loop; the clock stands still.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from random import Random
 
 from shalekv_wire import frames
+from shalekv_wire.client import WireChannel
+from shalekv_wire.client_connection import ClientConnection
 from shalekv_wire.sending import Sender
 from shalekv_wire.server import (
     ServerCall,
@@ -104,6 +106,21 @@ class Core:
 
     def _reply_late(self, call: ServerCall, request: bytes) -> None:
         self.late.append(lambda: call.reply(request))
+
+
+def client_connection(channel: WireChannel) -> tuple[ClientConnection, Sender]:
+    """The client's state machine of a connection, and what it sends."""
+    sender = Sender(lambda: None)
+    connection = ClientConnection(
+        sender,
+        authority=channel.address,
+        user_agent="test",
+        limits=channel.options.limits,
+        received=channel.received,
+        now_s=lambda: 0.0,
+        on_change=lambda: None,
+    )
+    return connection, sender
 
 
 def parsed(data: bytes) -> Iterator[Frame]:

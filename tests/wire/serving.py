@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from shalekv_wire import frames
 from shalekv_wire.client import ChannelOptions, WireChannel
+from shalekv_wire.headers import literal
 from shalekv_wire.server import ServerCall, ServerOptions, StreamCall, Streaming, Unary, WireServer
 
 ECHO, LATER, CHAT, FLOOD = (
@@ -20,6 +21,17 @@ ECHO, LATER, CHAT, FLOOD = (
 )
 PIECE = b"p" * 65_536
 FLOOD_COUNT = 1_024  # pieces: 64 MiB
+
+
+def request(stream_id: int, path: str, message: bytes, *more: tuple[bytes, bytes]) -> bytes:
+    """A unary call in two frames."""
+    block = b"\x83\x86" + literal(b":path", path.encode()) + literal(b":authority", b"test")
+    block += literal(b"content-type", b"application/grpc") + literal(b"te", b"trailers")
+    block += b"".join(literal(*field) for field in more)
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    return frames.header_frames(block, 0, stream_id) + frames.frame(
+        frames.DATA, frames.END_STREAM, stream_id, body
+    )
 
 
 @dataclass

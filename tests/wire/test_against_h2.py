@@ -21,11 +21,10 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
 from shalekv_wire.client import ChannelOptions, WireChannel
-from shalekv_wire.client_connection import ClientConnection, StreamClientCall
-from shalekv_wire.sending import Sender
+from shalekv_wire.client_connection import StreamClientCall
 from shalekv_wire.status import CallFailed, StatusCode
 from tests.fuzz.budget import attempts, budgets, replayable
-from tests.wire.core import LATE, STREAM, UNARY, Core, run
+from tests.wire.core import LATE, STREAM, UNARY, Core, client_connection, run
 
 BUDGET_S = 1.5
 STEPS = 60
@@ -241,16 +240,7 @@ class Answers:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.channel = WireChannel("a:1", ChannelOptions())
-        self.sender = Sender(lambda: None)
-        self.client = ClientConnection(
-            self.sender,
-            authority="a:1",
-            user_agent="test",
-            limits=self.channel.options.limits,
-            received=self.channel.received,
-            now_s=lambda: 0.0,
-            on_change=lambda: None,
-        )
+        self.client, self.sender = client_connection(self.channel)
         self.peer = Peer(random, is_client=False)
         self.answered: set[int] = set()  # streams with a header of the response
         self.echoed: dict[int, int] = defaultdict(int)  # bytes of each stream

@@ -18,8 +18,7 @@ from shalekv_wire.status import CallFailed, StatusCode
 from shalekv_wire.stream import Limits
 from tests.kit.timeouts import until
 from tests.wire.core import SILENT, STREAM, UNARY, Core, Frame, parsed
-from tests.wire.serving import ECHO, LATER, channel, serving
-from tests.wire.test_server import request
+from tests.wire.serving import ECHO, LATER, channel, request, serving
 
 OTHER = "/test.Test/Other"  # the method of one test
 

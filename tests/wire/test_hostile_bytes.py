@@ -19,13 +19,12 @@ import pytest
 
 from shalekv_wire import frames
 from shalekv_wire.client import ChannelOptions, WireChannel
-from shalekv_wire.client_connection import ClientConnection, StreamClientCall
-from shalekv_wire.sending import Sender
+from shalekv_wire.client_connection import StreamClientCall
 from shalekv_wire.status import CallFailed
 from shalekv_wire.stream import Limits
 from tests.fuzz.budget import attempts, budgets, replayable
 from tests.fuzz.mutations import mutant
-from tests.wire.core import LATE, SILENT, STREAM, UNARY, Core, Frame, parsed, run
+from tests.wire.core import LATE, SILENT, STREAM, UNARY, Core, Frame, client_connection, parsed, run
 
 BUDGET_S = 1.0
 PATHS = (UNARY, STREAM, LATE, SILENT, "/e/Unknown")
@@ -144,16 +143,7 @@ def test_a_server_survives_its_clients(times: int, caplog: pytest.LogCaptureFixt
 async def attack_client(random: Random) -> None:
     """A server that answers three calls with nonsense."""
     channel = WireChannel("a:1", ChannelOptions(limits=LIMITS))
-    sender = Sender(lambda: None)
-    client = ClientConnection(
-        sender,
-        authority="a:1",
-        user_agent="test",
-        limits=LIMITS,
-        received=channel.received,
-        now_s=lambda: 0.0,
-        on_change=lambda: None,
-    )
+    client, sender = client_connection(channel)
     client.receive(frames.settings_frame({}))
     calls = [StreamClientCall(channel, UNARY, metadata=(), deadline_s=None) for _ in range(3)]
     for call in calls:

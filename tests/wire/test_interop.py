@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -21,12 +20,11 @@ from tests.wire.interop import peers
 from tests.wire.interop.cases import CASES
 from tests.wire.interop.grpcio_peers import grpcio_channel, grpcio_served
 from tests.wire.interop.messages import ECHO_INITIAL, ECHO_TRAILING, SERVICE, messages, sized
-from tests.wire.interop.service import served
+from tests.wire.interop.service import KINDS, bound, served
 
 Server: TypeAlias = Callable[[], AbstractAsyncContextManager[str]]
 Start: TypeAlias = Callable[[Processes], Awaitable[str]]
 ChannelT = TypeVar("ChannelT", bound=Channel)
-KINDS = ("ipv4", "ipv6", "unix")
 
 
 @asynccontextmanager
@@ -35,17 +33,6 @@ async def closing(channel: ChannelT) -> AsyncIterator[ChannelT]:
         yield channel
     finally:
         await channel.close()
-
-
-def bound(kind: str, folder: Path) -> socket.socket:
-    """A listening socket of that kind."""
-    if kind == "unix":
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(folder / "socket"))
-        return listener
-    if kind == "ipv6":
-        return socket.create_server(("::1", 0), family=socket.AF_INET6)
-    return socket.create_server(("127.0.0.1", 0))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -24,8 +24,7 @@ from tests.servers.process import HOST, Program, folder, free_port, free_ports, 
 from tests.wire.interop.cases import CASES
 from tests.wire.interop.grpcio_peers import grpcio_channel
 from tests.wire.interop.messages import SERVICE
-from tests.wire.interop.service import OPTIONS, find, served
-from tests.wire.test_interop import KINDS, bound
+from tests.wire.interop.service import KINDS, OPTIONS, bound, find, served
 
 CONFIGURATION = """
 daemon off;

@@ -12,7 +12,6 @@ import pytest
 
 from shalekv_wire import frames
 from shalekv_wire.connection import CONNECTION_WINDOW
-from shalekv_wire.headers import literal
 from shalekv_wire.server import ServerOptions
 from shalekv_wire.status import CallFailed, StatusCode
 from shalekv_wire.stream import MESSAGE_OVERHEAD_BYTES, STREAM_WINDOW, Limits
@@ -26,21 +25,11 @@ from tests.wire.serving import (
     PIECE,
     channel,
     raw_client,
+    request,
     serving,
 )
 
 POLLS = 4  # without a change
-
-
-def request(stream_id: int, path: str, message: bytes, *more: tuple[bytes, bytes]) -> bytes:
-    """A unary call in two frames."""
-    block = b"\x83\x86" + literal(b":path", path.encode()) + literal(b":authority", b"test")
-    block += literal(b"content-type", b"application/grpc") + literal(b"te", b"trailers")
-    block += b"".join(literal(*field) for field in more)
-    body = b"\0" + len(message).to_bytes(4, "big") + message
-    return frames.header_frames(block, 0, stream_id) + frames.frame(
-        frames.DATA, frames.END_STREAM, stream_id, body
-    )
 
 
 async def test_replies_of_one_turn_leave_in_one_write() -> None:

@@ -11,8 +11,7 @@ import uvloop
 from shalekv_wire import frames
 from shalekv_wire.server import ServerCall, Unary
 from tests.kit.timeouts import until
-from tests.wire.serving import ECHO, serving
-from tests.wire.test_server import request
+from tests.wire.serving import ECHO, request, serving
 
 CALLS = 30_000
 PIECE_BYTES_MAX = 256_000  # that uvloop reads at once

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from shalekv_wire.server import ServerCall, ServerOptions, StreamCall, Streaming, Unary, WireServer
@@ -14,12 +15,24 @@ from shalekv_wire.stream import Limits
 from tests.wire.interop.messages import ECHO_INITIAL, ECHO_TRAILING, SERVICE, messages, sized
 
 NO_GRACE_S = 0.0
+KINDS = ("ipv4", "ipv6", "unix")  # of addresses
 OPTIONS = ServerOptions(limits=Limits(message_bytes_max=16 << 20))  # one case sends 10 MiB
 
 
 def find(path: str) -> Unary | Streaming | None:
     """The handler of a method; None: the server does not have it."""
     return METHODS.get(path.removeprefix(SERVICE))
+
+
+def bound(kind: str, folder: Path) -> socket.socket:
+    """A listening socket of that kind."""
+    if kind == "unix":
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(folder / "socket"))
+        return listener
+    if kind == "ipv6":
+        return socket.create_server(("::1", 0), family=socket.AF_INET6)
+    return socket.create_server(("127.0.0.1", 0))
 
 
 @asynccontextmanager
