@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from shalekv_wire.frames import DEFAULT_TABLE_BYTES, ConnectionFault
 from shalekv_wire.headers import (
+    FIELDS_MAX,
     FieldEncoder,
     HeaderDecoder,
+    TooLarge,
     literal,
     metadata_fields,
     percent_encoded,
+    request_head,
     response_head,
     status_fields,
     timeout_field,
@@ -160,6 +163,21 @@ def test_messages_are_printable(message: str) -> None:
     encoded = percent_encoded(message)
     assert all(0x20 <= byte < 0x7F for byte in encoded)
     assert encoded == encoded.strip()
+
+
+def test_fields_and_values_are_bounded() -> None:
+    """Each takes longer than its byte: that of an index, or a comma in a binary field."""
+    decoder = header_decoder()
+    decoder.decode(b"\x40\x01a\x01b")
+    assert len(decoder.decode(b"\xbe" * FIELDS_MAX)) == FIELDS_MAX
+    with pytest.raises(TooLarge, match="129 fields of metadata, and 128 at most"):
+        decoder.decode(b"\xbe" * (FIELDS_MAX + 1))
+    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/B")]
+    fields += [(b"content-type", b"application/grpc"), (b"x-bin", b"," * 99)]
+    assert len(request_head(fields).metadata) == 100
+    for more in (b"," * 16_000, b"," * 28):
+        with pytest.raises(TooLarge, match="more than 128 values"):
+            request_head([*fields, (b"y-bin", more)])
 
 
 def test_a_message_of_another_server_may_end_in_a_space() -> None:

@@ -26,6 +26,9 @@ HeadT = TypeVar("HeadT")
 # Of the lists of the decoded blocks that a connection keeps: a block of few bytes may refer to
 # entries of the dynamic table that have thousands.
 KEPT_BYTES_MAX = 32 * 1024
+# Of a list, and values of metadata: a block may have a field for each byte, from the dynamic table,
+# and a binary field a value for each comma; each of them takes microseconds.
+FIELDS_MAX = 128
 CONTENT_TYPE = b"application/grpc"
 ENCODINGS = ("identity", "gzip")  # of messages
 HTTP_OK = 200
@@ -142,6 +145,8 @@ class HeaderDecoder(Generic[HeadT]):
             self._forget()  # the meaning of indices has changed
         if size_bytes > self._list_bytes_max:
             raise TooLarge(f"{size_bytes} bytes of metadata, and {self._list_bytes_max} at most")
+        if len(fields) > FIELDS_MAX:
+            raise TooLarge(f"{len(fields)} fields of metadata, and {FIELDS_MAX} at most")
         return fields, size_bytes
 
     def _decode(self, block: bytes) -> HeadT:
@@ -434,13 +439,15 @@ def _separated(fields: Fields, allowed: frozenset[bytes]) -> tuple[dict[bytes, b
 
 
 def _metadata(regular: Iterable[tuple[bytes, bytes]]) -> Metadata:
-    """Return what is metadata of the caller, decoded. Raises ValueError."""
+    """Return what is metadata of the caller, decoded. Raises ValueError and `TooLarge`."""
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in regular:
         if name in _RESERVED or name in (b"grpc-status", b"grpc-message"):
             continue
         key = name.decode("ascii")
         if key.endswith("-bin"):
+            if len(metadata) + value.count(b",") >= FIELDS_MAX:
+                raise TooLarge(f"more than {FIELDS_MAX} values of metadata")
             metadata += [(key, _from_base64(key, each)) for each in value.split(b",")]
         else:
             metadata.append((key, value.decode("latin-1")))

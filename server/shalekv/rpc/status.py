@@ -230,9 +230,9 @@ people and may change.
 | any other code without such an `ErrorInfo` | unknown, unless the code is `UNIMPLEMENTED` |
 
 A bare code was made by gRPC itself, in the client, in the server, or in something between. Some
-of the server's own limits are reported so: `RESOURCE_EXHAUSTED` for a message over
-`message_bytes_max`, for metadata over 16 KiB and past twice `concurrent_calls_max` calls of any
-kind, and `UNIMPLEMENTED` for a method that no version has.
+[limits](wire.md#limits) of the server are reported so: `RESOURCE_EXHAUSTED` for a message over
+`message_bytes_max`, for metadata over 16 KiB, and while incomplete messages take too much memory;
+and `UNIMPLEMENTED` for a method that no version has.
 
 Unknown means that the write may be applied now, later, or never. Read the key to find out, or write
 again what may be written twice.
