@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 MANIFEST_FOLDER = "manifest/"
 WAL_FOLDER = "wal/"
@@ -63,6 +64,7 @@ def election_name(lease_id: int) -> str:
     return f"{ELECTION_FOLDER}{_digits(lease_id)}.lease"
 
 
+@lru_cache(maxsize=4_096)
 def level_name(sst_id: bytes) -> str:
     """Return the name of the SST of the levels with this id, a UUID of version 7 in 16 bytes."""
     if not is_uuid7(sst_id):

@@ -368,14 +368,16 @@ class LevelSsts:
         """Return block `number` if it is in memory, or if the store has it without waiting."""
         index = opened.index
         held = self._blocks.find((opened.info.id, number, index.assigned_seq))
-        return held or self.block_now(opened.info.id, number, index[number])
+        if held is not None or not self._reads_now(opened.info.id):
+            return held
+        return self.block_now(opened.info.id, number, index[number])
 
     def block_now(self, sst_id: bytes, number: int, handle: BlockHandle) -> Block | None:
         """Return a block that is not in memory, if the store has it without waiting.
 
         None: use `block`, which also raises the error if there is one.
         """
-        if self.disk is not None or handle.length > AT_ONCE_BYTES:
+        if not self._reads_now(sst_id) or handle.length > AT_ONCE_BYTES:
             return None
         name = level_name(sst_id)
         data = self.origins.locate(sst_id).store.get_range_now(name, handle.offset, handle.length)
@@ -392,6 +394,9 @@ class LevelSsts:
         counts.pieces += 1
         counts.fetched_bytes += len(data)
         return block
+
+    def _reads_now(self, sst_id: bytes) -> bool:
+        return self.disk is None and self.origins.locate(sst_id).store.reads_now
 
     async def block(self, opened: OpenSst, number: int) -> Block:
         """Return block `number` of the index; concurrent calls share one load."""

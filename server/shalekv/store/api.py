@@ -184,6 +184,8 @@ class ObjectStore(abc.ABC):
         empty. A negative `offset` that reaches before the beginning means the beginning.
         """
 
+    reads_now = False  # whether `get_range_now` may return bytes
+
     def get_range_now(self, name: str, offset: int, length: int) -> bytes | None:
         """Return what `get_range` returns, if that takes no waiting; None: use `get_range`.
 

@@ -203,6 +203,11 @@ class CasStore:
         count.received(data)
         return data
 
+    @property
+    def reads_now(self) -> bool:
+        """Whether `get_range_now` may return bytes."""
+        return self._store.reads_now
+
     def get_range_now(self, name: str, offset: int, length: int) -> bytes | None:
         """Read a part of an object if that takes no waiting: see `ObjectStore.get_range_now`."""
         data = self._store.get_range_now(name, offset, length)

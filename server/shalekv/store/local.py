@@ -144,6 +144,8 @@ class LocalStore(ObjectStore):
         self.sent.add(RequestKind.READ)
         return await self._runtime.workers.run(self._get_range, name, offset, length)
 
+    reads_now = True
+
     def get_range_now(self, name: str, offset: int, length: int) -> bytes | None:
         kept = self._kept.find(name)
         if kept is None:

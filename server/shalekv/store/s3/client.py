@@ -208,7 +208,8 @@ class OneAttempt(AIOHTTPSession):
 
         Raises the errors of aiohttp, which `send` wraps.
         """
-        proxy_url = self._proxy_config.proxy_url_for(str(url))
+        # Only the scheme counts; to parse the same text again costs nothing.
+        proxy_url = self._proxy_config.proxy_url_for(f"{url.scheme}://")
         session = await self._get_session(proxy_url)
         options: dict[str, Any] = {}
         if proxy_url is not None:

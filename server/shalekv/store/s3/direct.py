@@ -41,6 +41,7 @@ _OWN = frozenset({"host", "range", "x-amz-date", "x-amz-content-sha256", "author
 _NEEDLESS = frozenset({"amz-sdk-invocation-id", "amz-sdk-request", "accept-encoding"})
 _TOKEN = "x-amz-security-token"  # noqa: S105 - the name of a header
 _KEPT = frozenset({"user-agent", "x-tigris-consistent"})
+_PLAIN = re.compile(r"[A-Za-z0-9/._~-]*")  # a key that is written in a path as it is
 _ERROR_FIELD = re.compile(rb"<(Code|Message|Region)>([^<]{0,1000})</")
 
 
@@ -80,13 +81,15 @@ class Signer:
         self._service = service
         self._key = b""
         self._key_of = ("", "")  # day and secret
+        self._moment = ""
+        self._moment_of = -1  # second since the Unix epoch
 
     def headers(
         self, path: str, wanted: str, credentials: ReadOnlyCredentials, now_s: float
     ) -> dict[str, str]:
         """Return the headers of a GET of `path`, percent-encoded, for the range `wanted`."""
-        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
-        signed = {
+        moment = self._moment_at(int(now_s))
+        signed = {  # in the order of their names, in which they are signed
             "host": self._host,
             "range": wanted,
             "x-amz-content-sha256": EMPTY_SHA256,
@@ -94,8 +97,8 @@ class Signer:
         }
         if credentials.token:
             signed[_TOKEN] = credentials.token
-        names = ";".join(sorted(signed))
-        lines = "".join([f"{name}:{signed[name]}\n" for name in sorted(signed)])
+        names = ";".join(signed)
+        lines = "".join([f"{name}:{value}\n" for name, value in signed.items()])
         request = f"GET\n{path}\n\n{lines}\n{names}\n{EMPTY_SHA256}"
         day = moment[:8]
         scope = f"{day}/{self._region}/{self._service}/aws4_request"
@@ -108,6 +111,13 @@ class Signer:
             f"SignedHeaders={names}, Signature={signature}"
         )
         return signed
+
+    def _moment_at(self, now_s: int) -> str:
+        """Return a time as it is signed: the same text for a second."""
+        if now_s != self._moment_of:
+            self._moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+            self._moment_of = now_s
+        return self._moment
 
     def _key_for(self, day: str, secret: str) -> bytes:
         """Return the key of a day, which is the same for all requests."""
@@ -136,13 +146,15 @@ class Route:
 
         REQUIRES: there are `credentials` if requests are signed.
         """
-        path = self.path + quote(key, safe=UNESCAPED)
+        escaped = key if _PLAIN.fullmatch(key) else quote(key, safe=UNESCAPED)
+        path = self.path + escaped
         if self.signer is None or credentials is None:
             headers = {"range": wanted}
         else:
             headers = self.signer.headers(path, wanted, credentials, time.time())
         url = URL(self.origin + path, encoded=True)
-        return RangeReply(*await self.http.get_signed(url, {**headers, **self.headers}))
+        headers.update(self.headers)
+        return RangeReply(*await self.http.get_signed(url, headers))
 
 
 def learnt_route(http: OneAttempt, request: Any, key: str) -> Route | None:
