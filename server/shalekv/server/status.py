@@ -126,6 +126,11 @@ class MemoryUse:
             raise KeyError(name)
         self._measures[name] = used_bytes
 
+    @property
+    def used_bytes(self) -> int:
+        """The sum of all parts."""
+        return sum(map(self._used, self._measures))
+
     def status(self) -> admin_pb2.MemoryStatus:
         """Measure all parts."""
         parts = [

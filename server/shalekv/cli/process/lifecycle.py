@@ -19,6 +19,7 @@ import asyncio
 import errno
 import ipaddress
 import resource
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -60,6 +61,9 @@ from shalekv.wording import Trouble
 FAILED_GRACE_MS = 1_000
 READINESS_POLL_MS = 500
 FILES_WANTED = 65_536  # open at once: connections, and files of a store on a disk
+# A worker that computes leaves the interpreter to the event loop after this time; the default is
+# ten times as long, and the loop waits for it each time that it has slept.
+SWITCH_S = 0.000_5
 
 BoundT = TypeVar("BoundT")
 RoleT = TypeVar("RoleT")
@@ -130,6 +134,7 @@ async def open_runtime(
     settings: WriterConfig | ReaderConfig | SafekeeperConfig,
 ) -> AsyncIterator[Runtime]:
     """The runtime of a serving process; collects garbage when memory has grown, until closed."""
+    sys.setswitchinterval(SWITCH_S)
     clock, workers = MachineClock(), ThreadWorkers(settings.store.threads)
     collecting = asyncio.create_task(collect_when_grown(clock), name="collect garbage")
     try:
@@ -215,7 +220,7 @@ async def start_serving(
     memory = role.admin.report.memory
     memory.measure("sessions_bytes_max", lambda: server.session_budget.used_bytes)
     _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)
-    tune_garbage_collector()
+    tune_garbage_collector(memory)
     await server.start(role.kv, role.admin, role.watches, role.readiness() or READY)
     announce(server.listen)
 
