@@ -124,9 +124,9 @@ def delete_change(request: kv_pb2.DeleteRequest) -> Change:
     return Change(check_key(request.key, "key"), Kind.TOMBSTONE)
 
 
-def is_plain(request: kv_pb2.WriteRequest) -> bool:
-    """Return whether a batch has only puts and deletes, so that it need not be a transaction."""
-    return all(message.WhichOneof("change") in _PLAIN for message in request.changes)
+def _are_plain(messages: Sequence[kv_pb2.Change]) -> bool:
+    """Return whether all are puts and deletes, so that they need not be a transaction."""
+    return all(message.WhichOneof("change") in _PLAIN for message in messages)
 
 
 def write_changes(
@@ -140,18 +140,15 @@ def write_changes(
     puts = _usual_puts(request.changes, limits)
     if puts is not None:
         return _last_puts(puts, limits)
-    if not is_plain(request):
+    if not _are_plain(request.changes):
         return None
     return _last_changes(_changes(request.changes, 0, limits, now_ms), limits)
 
 
 async def write_changes_in_turns(
     request: kv_pb2.WriteRequest, limits: LimitSettings, now_ms: Callable[[], int], clock: Clock
-) -> Puts | list[Change]:
-    """Convert a large batch as `write_changes`; other tasks run after each `CHANGES_AT_ONCE`.
-
-    REQUIRES: `is_plain`.
-    """
+) -> Puts | list[Change] | None:
+    """Convert a large batch as `write_changes`; other tasks run after each `CHANGES_AT_ONCE`."""
     check_count(len(request.changes), "changes", limits)
     puts, changes, count = Puts([], []), list[Change](), 0
     while messages := request.changes[count : count + CHANGES_AT_ONCE]:
@@ -159,6 +156,8 @@ async def write_changes_in_turns(
         if more is not None and not changes:
             puts = Puts([*puts.keys, *more.keys], [*puts.values, *more.values])
         else:  # from now on, or since an earlier turn, there are changes of other kinds
+            if more is None and not _are_plain(messages):
+                return None
             changes = changes or [*puts]
             changes += more or _changes(messages, count, limits, now_ms)
         count += len(messages)

@@ -12,6 +12,7 @@ from shalekv.format.names import is_uuid7
 from shalekv.format.sst_message import info_of
 from shalekv.protocol.loads import check_load_id, files_problem
 from shalekv.protocol.sst_table import SstInfo
+from shalekv.protocol.transaction import Change, Puts
 from shalekv.runtime import Runtime
 from shalekv.server import requests, transactions
 from shalekv.server.reads import Reads
@@ -146,15 +147,22 @@ class WriterKv:
         """Apply many changes in one commit."""
         requests.check_write(request, call, self._clock)
         limits, now_ms = self._limits, self._engine.time.now_ms
-        if len(request.changes) > requests.CHANGES_AT_ONCE and requests.is_plain(request):
-            convert = requests.write_changes_in_turns
-            prepare = partial(convert, request, limits, now_ms, self._clock)
+        if len(request.changes) > requests.CHANGES_AT_ONCE:
+            prepare = partial(self._prepare, request)
             return self._writes.commit_later(prepare, request, transactions.WRITE_REPLY, call)
         changes = requests.write_changes(request, limits, now_ms)
         if changes is None:
             transaction = transactions.write_transaction(request, limits)
             return self._writes.transact(transaction, request, transactions.WRITE_REPLY, call)
         return self._writes.commit(changes, request, transactions.WRITE_REPLY, call)
+
+    async def _prepare(
+        self, request: kv_pb2.WriteRequest
+    ) -> Puts | Sequence[Change] | transactions.SizedTransaction:
+        """Convert a large batch."""
+        limits, now_ms = self._limits, self._engine.time.now_ms
+        changes = await requests.write_changes_in_turns(request, limits, now_ms, self._clock)
+        return transactions.write_transaction(request, limits) if changes is None else changes
 
     def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
         """Compare, then read and change, in one commit."""

@@ -223,20 +223,24 @@ class Writes:
 
     async def commit_later(
         self,
-        prepare: Callable[[], Awaitable[Puts | Sequence[Change]]],
+        prepare: Callable[[], Awaitable[Puts | Sequence[Change] | SizedTransaction]],
         request: WriteRequest,
         builder: ReplyBuilder[ReplyT],
         call: Call,
     ) -> ReplyT:
-        """Commit, as `commit`, changes that take some time to prepare.
+        """Commit what takes some time to prepare, as `commit` and `transact` do.
 
         Later writes of the same session do not overtake it.
         """
         write_order = FifoLock() if call.write_order is None else call.write_order
         with write_order.take() as turn:
-            changes = await prepare()
+            work = await prepare()
             await turn
-            answer = self.commit(changes, request, builder, replace(call, write_order=None))
+            call = replace(call, write_order=None)
+            if isinstance(work, SizedTransaction):
+                answer = self.transact(work, request, builder, call)
+            else:
+                answer = self.commit(work, request, builder, call)
             if not isinstance(answer, PendingReply | builder.message):
                 answer = await answer  # it has not necessarily been submitted before
         try:
