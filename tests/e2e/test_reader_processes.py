@@ -26,7 +26,7 @@ PAUSE_MS = 5  # between two reads of a client: processes have to start beside th
 PARENT = "shalekv.cli.process.reader_parent"
 # Seconds are tenths of them: a process that is stopped is missed soon. It is killed late enough for
 # a busy machine to ask for it before, and not for being slow.
-HASTY = variables({f"{PARENT}:PING_MS": 100, f"{PARENT}:HUNG_PINGS": 60})
+HASTY = variables({f"{PARENT}:PING_MS": 100, f"{PARENT}:HUNG_PINGS": 40})
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from shalekv_wire.headers import literal
 from shalekv_wire.server import ServerOptions
 from shalekv_wire.status import CallFailed, StatusCode
 from shalekv_wire.stream import Limits
+from tests.kit.constants import set_constants
 from tests.kit.timeouts import until
 from tests.wire.serving import CHAT, ECHO, LATER, RawPeer, channel, raw_server, serving
 
@@ -194,8 +195,9 @@ async def test_a_server_may_notice_a_deadline_first() -> None:
         assert (await failure(call)).code is StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_a_silent_server_is_given_up() -> None:
+async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection with calls and without a sign of life is closed, and the call fails."""
+    set_constants(monkeypatch, {"shalekv_wire.client:CHECK_INTERVAL_S": 0.1})
     options = ChannelOptions(keepalive_s=0.1, keepalive_timeout_s=0.1)
     async with raw_server() as (address, peers), channel(address, options) as client:
         call = client.unary(ECHO, b"x")

@@ -32,6 +32,7 @@ COMMITTED = kv_pb2.READ_LEVEL_COMMITTED
 LINEARIZABLE = kv_pb2.READ_LEVEL_LINEARIZABLE
 UNCOMMITTED = kv_pb2.READ_LEVEL_UNCOMMITTED
 STOP_GRACE_MS = 10_000
+ADMISSION_TIMEOUT_MS = 600_000  # on a busy machine no write waits in vain
 METHODS: dict[type[Message], str] = {
     kv_pb2.GetRequest: "get",
     kv_pb2.BatchGetRequest: "batch_get",
@@ -134,7 +135,9 @@ async def opened(
     `before` is called before each request to the store.
     """
     database = await Database.created() if database is None else database
-    writer = WriterSettings.model_validate({"flush_interval_ms": 0} | settings)
+    writer = WriterSettings.model_validate(
+        {"flush_interval_ms": 0, "admission_timeout_ms": ADMISSION_TIMEOUT_MS} | settings
+    )
     limits = limits or LimitSettings()
     store = HeldStore(database.objects)
     store.is_holding = False
