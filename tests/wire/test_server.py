@@ -14,6 +14,7 @@ import pytest
 from shalekv_wire import frames
 from shalekv_wire.connection import CONNECTION_WINDOW
 from shalekv_wire.server import ServerOptions
+from shalekv_wire.server_connection import CALL_OVERHEAD_BYTES
 from shalekv_wire.status import CallFailed, StatusCode
 from shalekv_wire.stream import MESSAGE_OVERHEAD_BYTES, STREAM_WINDOW, Limits
 from tests.kit.constants import set_constants
@@ -147,16 +148,20 @@ async def test_a_client_cannot_send_ahead_of_the_reader() -> None:
     async with serving() as it, channel(it.address) as client:
         chat = client.stream(CHAT)  # whose echoes are not read: its handler stops to read
         written = 0
+        opened = 500 + CALL_OVERHEAD_BYTES  # at most, for the call itself
         writer = asyncio.create_task(_write_all(chat))
         await until(Unchanged(lambda: it.server.received.held), "a client that waits")
         (connection,) = it.server.connections
         kept = STREAM_WINDOW // len(PIECE) + 1  # messages
-        assert it.server.received.held <= STREAM_WINDOW + kept * MESSAGE_OVERHEAD_BYTES
+        assert it.server.received.held <= opened + STREAM_WINDOW + kept * MESSAGE_OVERHEAD_BYTES
         assert await client.unary(ECHO, b"other") == b"other"
         while written < 200:
             assert await chat.read() == PIECE
             written += 1
         await writer
+        assert it.server.received.held <= opened
+        await chat.done_writing()
+        assert await chat.read() is None
         assert it.server.received.held == 0
         assert connection in it.server.connections
 

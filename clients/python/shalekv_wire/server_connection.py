@@ -61,7 +61,7 @@ _TRAILERS_ONLY = b"\x88" + _CONTENT_TYPE_FIELD
 _PLAIN_BODY = b"This port speaks gRPC.\n"
 _PLAIN_FIELDS = literal(b"content-type", b"text/plain")
 _COMPRESSION_LEVEL = 1
-HEAD_BYTES_MIN = 2 * 1024  # a longer header counts as bytes of an incomplete message
+CALL_OVERHEAD_BYTES = 1_024  # memory that an open call takes beside its header and messages
 _log = logging.getLogger(__name__)
 
 
@@ -447,7 +447,7 @@ class ServerConnection(Connection[ServerCall]):
         self._last_stream_id = 0
         self._awaited: bytes | None = PREFACE  # the rest of it; None: it was received
         self._pings = Pings()
-        self._begun: list[ServerCall] = []  # with a deadline, in the bytes that are being received
+        self._begun: list[ServerCall] = []  # in the bytes that are being received
         sender.control(
             frames.settings_frame(
                 {
@@ -481,13 +481,18 @@ class ServerConnection(Connection[ServerCall]):
             if not data:
                 return
         super().receive(data)
-        if self._begun:  # the deadlines of calls whose requests are not complete
-            for call in self._begun:
-                if not call.is_remote_done:
-                    self.host.watch_deadline(call)
-            self._begun.clear()
+        if self._begun:
+            self._keep_open_calls()
         if self._has_answered:  # what the client had begun may follow its answer at once
             self.finish_drain()
+
+    def _keep_open_calls(self) -> None:
+        """Count the new calls whose requests are not complete, and watch their deadlines."""
+        for call in self._begun:
+            size = call.head.size_bytes + CALL_OVERHEAD_BYTES
+            if not call.is_remote_done and call.keep(size) and call.deadline_s is not None:
+                self.host.watch_deadline(call)
+        self._begun.clear()
 
     def begin_drain(self) -> None:
         """Ask the client to open no more streams; those on their way are still answered."""
@@ -544,11 +549,9 @@ class ServerConnection(Connection[ServerCall]):
             call = stream = StreamCall(self, stream_id, head)
             self.streams[stream_id] = call
             self.host.run(stream, method.handler)
-        if head.size_bytes > HEAD_BYTES_MIN:
-            call.keep(head.size_bytes)
         if ends:
             self._end(call)
-        elif head.timeout_s is not None:
+        else:
             self._begun.append(call)
 
     def _refuse_head(self, stream_id: int, head: RequestHead, *, ends: bool) -> None:
