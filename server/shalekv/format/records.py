@@ -129,14 +129,14 @@ class IdempotencyRecord:
 
 def encode_idempotency_record(record: IdempotencyRecord) -> bytes:
     """Return the value of the record. `ValueError`: a field is out of its limits."""
-    if len(record.request_hash) != REQUEST_HASH_BYTES:
-        problem = f"expected {REQUEST_HASH_BYTES} bytes, found {len(record.request_hash)}"
+    request_hash, kind = record.request_hash, record.reply_kind
+    if len(request_hash) != REQUEST_HASH_BYTES:
+        problem = f"expected {REQUEST_HASH_BYTES} bytes, found {len(request_hash)}"
         raise ValueError(f"idempotency record: hash of the request: {problem}")
-    kind = record.reply_kind
     if type(kind) is not ReplyKind:
         kind = ReplyKind(kind)
     try:
-        fixed = _FIXED.pack(record.request_hash, record.wal_id, kind, _NOTHING)
+        fixed = _FIXED.pack(request_hash, record.wal_id, kind, _NOTHING)
     except struct.error as error:
         raise ValueError(f"idempotency record: {error}") from error
     return fixed + record.reply

@@ -1,9 +1,10 @@
 """`KV.Session`: many operations on one stream, each answered as soon as it commits.
 
-A message costs a hundred times as much as an operation, so results that are ready together are sent
-together. Reading stops while unanswered operations and results that the client has not read hold
-more than `session_bytes_max` bytes, overhead included, or while all sessions together hold more
-than `sessions_bytes_max`. In the latter case sessions whose clients read nothing are ended.
+A message costs a hundred times as much as an operation, so results that are ready together are
+sent together. A result is encoded once, when it is ready, to the bytes that protobuf makes of it.
+Reading stops while unanswered operations and results that the client has not read hold more than
+`session_bytes_max` bytes, overhead included, or while all sessions together hold more than
+`sessions_bytes_max`. In the latter case sessions whose clients read nothing are ended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -20,23 +21,58 @@ from shalekv.concurrency import FifoLock
 from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow, raise_if
 from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget, Stream
 from shalekv.rpc.call_counts import CallCounts, MethodCount
+from shalekv.server.replies.encoding import varint
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
 from shalekv.write.pending_replies import PendingReply
 
 TURN_COUNT = 128  # operations begun between two chances for other tasks: some milliseconds
-RESULT_FRAME_BYTES = 24  # tags, lengths and id of a result in a message
 # Memory of an unanswered operation and of an unread result beside their bytes, measured. The log
 # accounts for its own memory of a write.
 OPERATION_OVERHEAD_BYTES = 1_000
-RESULT_OVERHEAD_BYTES = 600
+RESULT_OVERHEAD_BYTES = 100
+_RESULTS_TAG, _ID_TAG = b"\x0a", b"\x08"  # of a result in a reply, and of the id in a result
 KINDS = ("get", "batch_get", "put", "delete", "delete_range", "write", "txn")
 Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
 _Method: TypeAlias = Callable[[Any, Call], Answer[Any]]
-_Reply = Message | bytes
-_Outcome: TypeAlias = _Reply | BaseException
+_Outcome: TypeAlias = Message | bytes | BaseException
 _Pending: TypeAlias = asyncio.Future[Any] | PendingReply[Any]
+
+
+class _Kind(NamedTuple):
+    """One kind of operation: how it is answered, and how its result is encoded."""
+
+    answer: _Method
+    calls: MethodCount
+    tag: bytes  # of the reply in a result
+
+
+class _Calls:
+    """The contexts of the operations of one session. Those with the same deadline share one."""
+
+    def __init__(self, undated: Call, now_ms: Callable[[], float]) -> None:
+        """`undated` is that of operations without a deadline; `now_ms` is the clock of others."""
+        self.undated = undated
+        self._now_ms = now_ms
+        self._arrived_ms: float | None = None
+        self._dated: dict[int, Call] = {}  # by time-out
+
+    def arrived(self) -> None:
+        """Note that a message has arrived, from which the time of its operations counts."""
+        self._arrived_ms = None
+        self._dated.clear()
+
+    def within(self, timeout_ms: int) -> Call:
+        """Return the context of an operation of the last message, with this time."""
+        call = self._dated.get(timeout_ms)
+        if call is None:
+            if self._arrived_ms is None:
+                self._arrived_ms = self._now_ms()
+            deadline_ms = self._arrived_ms + timeout_ms
+            call = Call(self.undated.peer, deadline_ms, self.undated.write_order)
+            self._dated[timeout_ms] = call
+        return call
 
 
 class HeldMemory:
@@ -53,9 +89,11 @@ class HeldMemory:
     @property
     def may_read(self) -> bool:
         """Return whether one more operation may be begun."""
+        held_bytes = self.held_bytes
+        if held_bytes > self._bytes_max:
+            return False
         # If other sessions use up the budget, this one continues, one operation after the other.
-        is_crowded = not self.budget.free_bytes and self.held_bytes > SMALL_BYTES
-        return self.held_bytes <= self._bytes_max and not is_crowded
+        return held_bytes <= SMALL_BYTES or self.budget.free_bytes > 0
 
     def hold(self, more_bytes: int) -> None:
         """Hold `more_bytes` more, or give them back if negative; no effect after `close`."""
@@ -87,40 +125,50 @@ class HeldMemory:
 
 
 class ResultQueue:
-    """The results that were not sent yet, in the order in which they became ready."""
+    """The results that were not sent yet, encoded, in the order in which they became ready."""
 
     def __init__(self, memory: HeldMemory) -> None:
         """Begin without results."""
         self.changed = asyncio.Event()  # there is a result, or the stream may have ended
         self._memory = memory
-        self._ready: list[kv_pb2.SessionResult] = []
+        self._ready: list[bytes] = []  # each a part of a message
+        self._ready_bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._ready)
 
-    def add(self, result: kv_pb2.SessionResult) -> None:
-        """Add a result at the end."""
-        self._memory.hold(result.ByteSize() + RESULT_OVERHEAD_BYTES)
+    def add(self, operation_id: int, tag: bytes, reply: bytes, *, given_bytes: int = 0) -> None:
+        """Add a result at the end; its operation gives back `given_bytes`."""
+        field = tag + varint(len(reply))
+        head = _ID_TAG + varint(operation_id) if operation_id else b""
+        size_bytes = len(head) + len(field) + len(reply)
+        result = b"".join((_RESULTS_TAG, varint(size_bytes), head, field, reply))
+        size_bytes = len(result)
         self._ready.append(result)
+        self._ready_bytes += size_bytes
+        self._memory.hold(size_bytes + RESULT_OVERHEAD_BYTES - given_bytes)
         self.changed.set()
 
-    def take(self) -> tuple[kv_pb2.SessionReply, int]:
+    def take(self) -> tuple[bytes, int]:
         """Take the results for one message, at least one, and the bytes that they hold."""
-        count = held_bytes = message_bytes = 0
-        for result in self._ready:
-            result_bytes = result.ByteSize()
-            message_bytes += result_bytes + RESULT_FRAME_BYTES
-            if count and message_bytes > STREAM_MESSAGE_BYTES_MAX:
-                break
-            held_bytes += result_bytes + RESULT_OVERHEAD_BYTES
-            count += 1
-        reply = kv_pb2.SessionReply(results=self._ready[:count])
-        del self._ready[:count]
-        return reply, held_bytes
+        ready, size_bytes = self._ready, self._ready_bytes
+        count = len(ready)
+        if size_bytes > STREAM_MESSAGE_BYTES_MAX:
+            count = size_bytes = 0
+            for result in ready:
+                if count and size_bytes + len(result) > STREAM_MESSAGE_BYTES_MAX:
+                    break
+                size_bytes += len(result)
+                count += 1
+        reply = b"".join(ready[:count])
+        del ready[:count]
+        self._ready_bytes -= size_bytes
+        return reply, size_bytes + count * RESULT_OVERHEAD_BYTES
 
     def clear(self) -> None:
         """Drop all results."""
         self._ready.clear()
+        self._ready_bytes = 0
 
 
 class Session:
@@ -146,15 +194,15 @@ class Session:
         self._memory = HeldMemory(
             limits.session_bytes_max, budget or MemoryBudget(limits.sessions_bytes_max)
         )
-        self._call = Call(peer=call.peer, write_order=FifoLock(), end=call.end)
+        self._calls = _Calls(Call(peer=call.peer, write_order=FifoLock(), end=call.end), now_ms)
         self._describe = describe
-        self._methods: dict[str, tuple[_Method, MethodCount]] = {
-            kind: (getattr(service, kind), counts.of(f"Session.{kind}")) for kind in KINDS
+        self._kinds = {
+            kind: _Kind(getattr(service, kind), counts.of(f"Session.{kind}"), _tag_of(kind))
+            for kind in KINDS
         }
-        self._now_ms = now_ms
         self._now_ns = counts.now_ns
-        # The unanswered operations: their bytes, and the futures or tasks of their answers.
-        self._waiting: dict[int, tuple[int, _Pending]] = {}
+        # The replies, futures or tasks of the unanswered operations.
+        self._waiting: dict[int, _Pending] = {}
         self._results = ResultQueue(self._memory)
         self._is_read = False  # all requests were read
         self._refusal: ShaleError | None = None
@@ -175,6 +223,7 @@ class Session:
         """
         try:
             async for request in requests:
+                self._calls.arrived()
                 self._check(request)
                 for index, operation in enumerate(request.operations):
                     # A new task must take its place in the write order before the next operation
@@ -197,8 +246,11 @@ class Session:
             problem = f"{count} of them, and batch_count_max is {self._limits.batch_count_max}"
             raise InvalidRequest("operations", problem)
 
-    async def replies(self) -> AsyncIterator[kv_pb2.SessionReply]:
-        """Yield results as they become ready, until the stream has ended and all are sent."""
+    async def replies(self) -> AsyncIterator[bytes]:
+        """Yield results as they become ready, until the stream has ended and all are sent.
+
+        Each is a `SessionReply`, encoded.
+        """
         stalls, results = self._memory.budget.stalls, self._results
         while True:
             results.changed.clear()
@@ -228,7 +280,7 @@ class Session:
         """Release everything, because the client has gone; cancels operations that still wait."""
         self._memory.close()
         self._results.clear()
-        unanswered = [future for _, future in self._waiting.values()]
+        unanswered = [*self._waiting.values()]
         self._waiting.clear()
         if self._memory.budget.stalls is not None:
             self._memory.budget.stalls.taken(self)
@@ -239,81 +291,114 @@ class Session:
         """Implement `Stream`."""
         self.close()
         self.refuse(error)
-        if self._call.end is not None:
-            self._call.end(error)
+        if self._calls.undated.end is not None:
+            self._calls.undated.end(error)
 
     def _begin(
         self, operation: kv_pb2.SessionOperation, index: int, tasks: asyncio.TaskGroup
     ) -> bool:
         """Begin an operation; returns True if it has a new task, which has not run yet."""
-        kind: str = operation.WhichOneof("operation") or ""
-        size_bytes = operation.ByteSize() + OPERATION_OVERHEAD_BYTES
-        began_ns = self._now_ns()
-        self._memory.hold(size_bytes)
+        name: str = operation.WhichOneof("operation") or ""
+        kind = self._kinds.get(name)
+        operation_id, began_ns = operation.id, self._now_ns()
         try:
-            call = self._call_of(operation, kind, index)
-            answer = self._methods[kind][0](getattr(operation, kind), call)
+            call = self._call_of(operation_id, operation.timeout_ms, name, index)
+            assert kind is not None
+            answer = kind.answer(getattr(operation, name), call)
         except Exception as error:  # noqa: BLE001 - one operation must not end the others
-            self._memory.hold(-size_bytes)
-            self._results.add(kv_pb2.SessionResult(id=operation.id, error=self._describe(error)))
-            self._count(kind, began_ns, has_failed=True)
+            self._answer(operation_id, kind, began_ns, 0, error)
             return False
-        if isinstance(answer, _Reply):
-            self._memory.hold(-size_bytes)
-            self._add_reply(operation.id, kind, answer)
-            self._count(kind, began_ns, has_failed=False)
+        if not isinstance(answer, PendingReply) and isinstance(answer, Message | bytes):
+            self._answer(operation_id, kind, began_ns, 0, answer)
             return False
-        future: _Pending
-        if isinstance(answer, asyncio.Future | PendingReply):
+        size_bytes = operation.ByteSize() + OPERATION_OVERHEAD_BYTES
+        self._memory.hold(size_bytes)
+        if isinstance(answer, PendingReply):
+            self._waiting[operation_id] = answer
+            done = partial(self._replied, operation_id, kind, began_ns, size_bytes)
+            answer.add_done_callback(done)
+            return False
+        future: asyncio.Future[Any]
+        if isinstance(answer, asyncio.Future):
             future = answer
         else:
             future = tasks.create_task(_outcome(answer))
             if isinstance(answer, Coroutine):  # closed even if its task is cancelled before it runs
                 future.add_done_callback(lambda _: answer.close())
-        self._waiting[operation.id] = (size_bytes, future)
-        future.add_done_callback(partial(self._done, operation.id, kind, began_ns))
+        self._waiting[operation_id] = future
+        future.add_done_callback(partial(self._done, operation_id, kind, began_ns, size_bytes))
         return future is not answer
 
-    def _call_of(self, operation: kv_pb2.SessionOperation, kind: str, index: int) -> Call:
+    def _call_of(self, operation_id: int, timeout_ms: int, kind: str, index: int) -> Call:
         """Check an operation, and return the context of its call."""
-        if operation.id in self._waiting:
-            problem = f"{operation.id} belongs to an operation that is not answered yet"
+        if operation_id in self._waiting:
+            problem = f"{operation_id} belongs to an operation that is not answered yet"
             raise InvalidRequest(f"operations[{index}].id", problem)
         if not kind:
             raise InvalidRequest(f"operations[{index}]", "no operation is set")
         raise_if(self._refusal)
-        if not operation.timeout_ms:
-            return self._call
-        deadline_ms = self._now_ms() + operation.timeout_ms
-        return Call(self._call.peer, deadline_ms, self._call.write_order)
+        return self._calls.within(timeout_ms) if timeout_ms else self._calls.undated
 
-    def _done(self, operation_id: int, kind: str, began_ns: int, future: _Pending) -> None:
-        outcome = _outcome_of(future)
-        self._count(kind, began_ns, has_failed=not isinstance(outcome, _Reply))
+    def _replied(
+        self,
+        operation_id: int,
+        kind: _Kind,
+        began_ns: int,
+        size_bytes: int,
+        reply: PendingReply[Any],
+    ) -> None:
+        outcome = reply.outcome
+        assert outcome is not None
+        self._waiting.pop(operation_id, None)
+        self._answer(operation_id, kind, began_ns, size_bytes, outcome)
+
+    def _done(
+        self,
+        operation_id: int,
+        kind: _Kind,
+        began_ns: int,
+        size_bytes: int,
+        future: asyncio.Future[Any],
+    ) -> None:
+        self._waiting.pop(operation_id, None)
+        self._answer(operation_id, kind, began_ns, size_bytes, _outcome_of(future))
+
+    def _answer(
+        self,
+        operation_id: int,
+        kind: _Kind | None,
+        began_ns: int,
+        size_bytes: int,
+        outcome: _Outcome,
+    ) -> None:
+        """Count an operation that has ended, and add its result, unless the client has gone.
+
+        It has held `size_bytes`. An operation of no known kind is not counted.
+        """
+        has_failed = isinstance(outcome, BaseException)
+        if kind is not None:
+            kind.calls.add(self._now_ns() - began_ns, has_failed=has_failed)
         if self._memory.is_closed:
             return
-        size_bytes, _ = self._waiting.pop(operation_id)
-        self._memory.hold(-size_bytes)
-        if isinstance(outcome, _Reply):
-            self._add_reply(operation_id, kind, outcome)
+        if isinstance(outcome, BaseException):
+            tag, outcome = _ERROR_TAG, self._describe(outcome)
         else:
-            self._results.add(kv_pb2.SessionResult(id=operation_id, error=self._describe(outcome)))
-
-    def _count(self, kind: str, began_ns: int, *, has_failed: bool) -> None:
-        """Count an operation that has ended, also if the client has gone."""
-        if kind:  # an operation of an unknown kind is not counted
-            self._methods[kind][1].add(self._now_ns() - began_ns, has_failed=has_failed)
-
-    def _add_reply(self, operation_id: int, kind: str, reply: _Reply) -> None:
-        result = kv_pb2.SessionResult(id=operation_id)
-        if isinstance(reply, bytes):
-            getattr(result, kind).MergeFromString(reply)
-        else:
-            getattr(result, kind).CopyFrom(reply)
-        self._results.add(result)
+            assert kind is not None
+            tag = kind.tag
+        data = outcome if isinstance(outcome, bytes) else outcome.SerializeToString()
+        self._results.add(operation_id, tag, data, given_bytes=size_bytes)
 
 
-async def _outcome(answer: Awaitable[_Reply]) -> _Outcome:
+def _tag_of(field: str) -> bytes:
+    """Return the tag of a field of a result, all of which have a length."""
+    number = kv_pb2.SessionResult.DESCRIPTOR.fields_by_name[field].number
+    return varint(number << 3 | 2)
+
+
+_ERROR_TAG = _tag_of("error")
+
+
+async def _outcome(answer: Awaitable[Message | bytes]) -> _Outcome:
     """Await an answer, and return its error as a value: a task that fails would end its group."""
     try:
         return await answer
@@ -321,7 +406,7 @@ async def _outcome(answer: Awaitable[_Reply]) -> _Outcome:
         return error
 
 
-def _outcome_of(future: _Pending) -> _Outcome:
+def _outcome_of(future: asyncio.Future[Any]) -> _Outcome:
     """Return the result or error of a future that is done."""
     if future.cancelled():
         return asyncio.CancelledError()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -35,6 +34,7 @@ from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES, MemoryRun
 COMMIT_OVERHEAD_BYTES = 1_200
 RECORD_BYTES = ENTRY_OVERHEAD_BYTES + 128  # an idempotency key, its record and an ordinary reply
 _KEY = itemgetter(0)  # of an Entry
+_PUT = Kind.PUT
 _new = tuple.__new__  # what `Entry()` and `Receipt()` call in the end, at half the cost
 
 
@@ -61,8 +61,7 @@ def outcome_unknown(who: str) -> OutcomeUnknown:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class KeyedRequest:
+class KeyedRequest(NamedTuple):
     """A request with an idempotency key, and what its record will contain (I15)."""
 
     key: bytes
@@ -73,14 +72,10 @@ class KeyedRequest:
 
     def record(self, seq: int, wal_id: int, decision: Decision | None) -> Entry:
         """Build the idempotency record, which is written to the WAL object of the changes."""
-        record = IdempotencyRecord(self.request_hash, wal_id, self.reply_kind, self.reply(decision))
-        return Entry(
-            record_key(self.key),
-            seq,
-            Kind.PUT,
-            encode_idempotency_record(record),
-            self.expire_at_ms,
-        )
+        key, request_hash, expire_at_ms, reply_kind, reply = self
+        record = IdempotencyRecord(request_hash, wal_id, reply_kind, reply(decision))
+        value = encode_idempotency_record(record)
+        return _new(Entry, (record_key(key), seq, _PUT, value, expire_at_ms))
 
 
 class Commit:
@@ -108,7 +103,7 @@ class Commit:
 
     def __init__(
         self,
-        changes: Iterable[Change] | Puts,
+        changes: Sequence[Change] | Puts,
         seq: int,
         settle: OnSettled,
         *,
@@ -230,10 +225,10 @@ class Commit:
     def succeed(self, *, seq: int, wal_id: int | None) -> None:
         """Settle the commit: everything that it wrote, or depends on, is durable."""
         decision = self.decision
-        refusal = None if decision is None else decision.refusal
-        self.end(
-            _new(Receipt, (seq, wal_id, decision, self.record)) if refusal is None else refusal
-        )
+        if decision is not None and decision.refusal is not None:
+            self.end(decision.refusal)
+        else:
+            self.end(_new(Receipt, (seq, wal_id, decision, self.record)))
 
     def end(self, outcome: Receipt | ShaleError) -> None:
         """Settle the commit with its outcome.
@@ -242,14 +237,17 @@ class Commit:
         as its version token is held, which must not depend on when garbage is collected. The
         callback is released as well, since it refers to the commit (see `RequestInFlight`).
         """
-        self.read_set = EMPTY_READ_SET
-        settle, self.settle = self.settle, _ignore
+        settle = self.settle
+        self.read_set, self.settle = EMPTY_READ_SET, _ignore
         settle(outcome)
 
-    def _entries(self, changes: Iterable[Change] | Puts) -> list[Entry]:
+    def _entries(self, changes: Sequence[Change] | Puts) -> list[Entry]:
         seq = self.seq
         if isinstance(changes, Puts):
             return changes.entries(seq)
+        if len(changes) == 1:
+            ((key, kind, value, expire_at_ms),) = changes
+            return [_new(Entry, (key, seq, kind, value, expire_at_ms))]
         return [
             _new(Entry, (key, seq, kind, value, expire_at_ms))
             for key, kind, value, expire_at_ms in changes

@@ -80,7 +80,7 @@ class Idempotency:
             self._check_same(pending.keyed.request_hash, request_hash)
             return pending
         entry = self._records.get(key) or record
-        if entry is None or entry.kind is not Kind.PUT or self._is_forgotten(entry):
+        if entry is None or entry.kind is not Kind.PUT or self._is_forgotten(entry, self._now_ms()):
             self._check_age(key)
             return None
         found = decode_idempotency_record("an idempotency record", entry.value)
@@ -99,7 +99,8 @@ class Idempotency:
         def remember(outcome: Receipt | ShaleError) -> None:
             del self._in_flight[keyed.key]
             if isinstance(outcome, Receipt) and outcome.record is not None:
-                self._remember(keyed.key, outcome.record)
+                begun_ms = keyed.expire_at_ms - self._window_ms
+                self._remember(keyed.key, outcome.record, begun_ms)
 
         pending = RequestInFlight(keyed, waiting=[remember, settle])
         self._in_flight[keyed.key] = pending
@@ -122,28 +123,31 @@ class Idempotency:
 
     def land(self, records: Iterable[Entry]) -> None:
         """Remember records that are durable, in the order of their commits."""
+        now_ms = self._now_ms()
         for entry in records:
             key = client_key(entry.key)
             if entry.kind is Kind.PUT:
-                self._remember(key, entry)
+                self._remember(key, entry, now_ms)
             else:
                 self._forget(key)
 
-    def _remember(self, key: bytes, entry: Entry) -> None:
+    def _remember(self, key: bytes, entry: Entry, now_ms: int) -> None:
+        """Add the newest record; it is `now_ms` or later."""
+        records = self._records
         self._forget(key)  # so that the new one is the last
-        self._records[key] = entry
+        records[key] = entry
         self.size_bytes += _accounted_bytes(entry)
         # Records that expired a whole window ago are dropped; until then a retry gets `KeyExpired`.
         # A record that was replayed late may be the last one, and be dropped at once.
-        while self._records:
-            oldest, its_entry = next(iter(self._records.items()))
-            if not self._is_forgotten(its_entry):
+        while records:
+            oldest = next(iter(records))
+            if not self._is_forgotten(records[oldest], now_ms):
                 break
             self._forget(oldest)
 
-    def _is_forgotten(self, entry: Entry) -> bool:
+    def _is_forgotten(self, entry: Entry, now_ms: int) -> bool:
         """Return whether the key may be used again, as if there had never been a record."""
-        return entry.expire_at_ms + self._window_ms <= self._now_ms()
+        return entry.expire_at_ms + self._window_ms <= now_ms
 
     def _forget(self, key: bytes) -> None:
         entry = self._records.pop(key, None)

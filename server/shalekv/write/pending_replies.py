@@ -29,13 +29,14 @@ class PendingReply(Generic[MessageT]):
     cancel it, which affects neither other calls nor the commit.
     """
 
-    __slots__ = ("_callbacks", "_parse", "outcome")
+    __slots__ = ("_callback", "_more", "outcome", "parse")
 
     def __init__(self, parse: Callable[[bytes], MessageT]) -> None:
         """Begin without an outcome; `parse` makes the message of a serialized reply."""
-        self._parse = parse
+        self.parse = parse
         self.outcome: bytes | BaseException | None = None  # once it is there: reply or error
-        self._callbacks: list[Callable[[Any], object]] | None = []  # None: they were called
+        self._callback: Callable[[Any], object] | None = None
+        self._more: tuple[Callable[[Any], object], ...] = ()  # further callbacks
 
     def done(self) -> bool:
         """Return whether there is a reply, an error or a cancellation."""
@@ -65,10 +66,12 @@ class PendingReply(Generic[MessageT]):
 
         It is called from within the log, so it must neither write nor wait.
         """
-        if self._callbacks is None:
+        if self.outcome is not None:
             callback(self)
+        elif self._callback is None:
+            self._callback = callback
         else:
-            self._callbacks.append(callback)
+            self._more += (callback,)
 
     def cancel(self) -> bool:
         """Give up, unless it is done already; returns whether it was not."""
@@ -86,15 +89,22 @@ class PendingReply(Generic[MessageT]):
         if self.outcome is not None:
             return False
         self.outcome = outcome
-        callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            try:
-                callback(self)
-            except Exception as error:  # noqa: BLE001 - a bug in one call must not end the log
-                asyncio.get_running_loop().call_exception_handler(
-                    {"message": "a callback of a call has failed", "exception": error}
-                )
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            self._call(callback)
+        if self._more:
+            more, self._more = self._more, ()
+            for callback in more:
+                self._call(callback)
         return True
+
+    def _call(self, callback: Callable[[Any], object]) -> None:
+        try:
+            callback(self)
+        except Exception as error:  # noqa: BLE001 - a bug in one call must not end the log
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a callback of a call has failed", "exception": error}
+            )
 
     def __await__(self) -> Generator[Any, None, MessageT]:
         """Return the reply, parsed, or raise the error of the call. Cancelling this cancels it."""
@@ -102,7 +112,7 @@ class PendingReply(Generic[MessageT]):
         self.add_done_callback(partial(_wake, waiter))
         try:
             yield from waiter
-            return self._parse(self.result())
+            return self.parse(self.result())
         except asyncio.CancelledError:
             self.cancel()
             raise

@@ -122,11 +122,11 @@ class DrivenSession:
         self._requests.put_nowait(None)
 
     async def take(self) -> kv_pb2.SessionReply:
-        return await anext(self._replies)
+        return kv_pb2.SessionReply.FromString(await anext(self._replies))
 
     async def rest(self) -> Results:
         self.half_close()
-        return by_id([reply async for reply in self._replies])
+        return by_id([kv_pb2.SessionReply.FromString(reply) async for reply in self._replies])
 
     async def requests(self) -> AsyncIterator[kv_pb2.SessionRequest]:
         while (request := await self._requests.get()) is not None:

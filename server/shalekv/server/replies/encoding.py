@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 SHORT_MAX = 0x7F  # the greatest number of one byte
+_PAIR_MAX = 0x3FFF  # ... and of two
 _SHORT = [bytes((number,)) for number in range(SHORT_MAX + 1)]
 # Bytes of a number that goes on: by their seven bits.
 CONTINUED = [bytes((0x80 | bits,)) for bits in range(SHORT_MAX + 1)]
@@ -17,6 +18,10 @@ _PIECES_MAX = 4_096  # of one kind that are kept: half a megabyte, at most
 
 def varint(number: int) -> bytes:
     """Return a number, 0 or more, as protobuf writes it: seven bits a byte, the lowest first."""
+    if number <= SHORT_MAX:
+        return _SHORT[number]
+    if number <= _PAIR_MAX:
+        return CONTINUED[number & SHORT_MAX] + _SHORT[number >> 7]
     encoded = b""
     while number > SHORT_MAX:
         encoded += CONTINUED[number & SHORT_MAX]
