@@ -162,7 +162,14 @@ class Leader:
         has them again.
         """
         reached = min(flushed_lsn, self.log.last.lsn)
-        return _with_commit(replace(self, flushed={**self.flushed, member_id: reached}))
+        flushed = {**self.flushed, member_id: reached}
+        return _with_commit(self.changed(self.log, self.committed_lsn, flushed))
+
+    def changed(self, log: LogShape, committed_lsn: int, flushed: Mapping[bytes, int]) -> Leader:
+        """Return the leader with another log and progress. Each record takes this several times."""
+        return Leader(
+            self.ballot, self.configuration, log, self.first_own_lsn, committed_lsn, flushed
+        )
 
     def elected(self, member_id: bytes) -> Elected:
         """Return the message that makes a member follow, on a stream where it greeted or voted."""
@@ -182,7 +189,7 @@ class Leader:
 
     def appended(self, record: Record) -> Leader:
         """Return the leader with one more record, of its own, in the log."""
-        return replace(self, log=self.log.appended([record]))
+        return self.changed(self.log.appended([record]), self.committed_lsn, self.flushed)
 
     @property
     def may_finish_change(self) -> bool:
@@ -200,7 +207,9 @@ def _with_commit(leader: Leader) -> Leader:
     reached = leader.configuration.reached_by_majority(lambda each: leader.flushed.get(each, 0))
     if reached < leader.first_own_lsn:
         return leader  # copies of an older epoch's record do not commit it, however many (CE6)
-    return replace(leader, committed_lsn=max(leader.committed_lsn, reached))
+    if reached <= leader.committed_lsn:
+        return leader
+    return leader.changed(leader.log, reached, leader.flushed)
 
 
 @dataclass(frozen=True, slots=True)

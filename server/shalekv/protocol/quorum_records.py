@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shalekv.protocol.manifest import NO_NONCE
@@ -156,7 +156,7 @@ class LogShape:
                 sections[-1] = EpochSection(sections[-1].first_lsn, record.mark)
             else:
                 sections.append(EpochSection(record.lsn, record.mark))
-        return replace(self, sections=tuple(sections))
+        return LogShape(self.base, tuple(sections))
 
     def trimmed(self, base: LogEnd) -> LogShape:
         """Return the log without the records up to `base`, which is one of them."""

@@ -335,13 +335,16 @@ class MembershipFollower:
 
     async def run(self) -> None:
         """Follow the manifest until cancelled. Raises `Fenced` when it names another writer."""
+        seen: Manifest | None = None
         while True:
             manifest = self._manifest.current
-            # The members of another writer's configuration may have promised nothing yet, and
-            # would accept records that may not be committed any more.
-            check_owner(manifest, self._manifest.own)
-            if manifest.wal_mode is WalMode.QUORUM:
-                self._log.reconfigure(Configuration.of(manifest))
+            if manifest is not seen:
+                # The members of another writer's configuration may have promised nothing yet, and
+                # would accept records that may not be committed any more.
+                check_owner(manifest, self._manifest.own)
+                if manifest.wal_mode is WalMode.QUORUM:
+                    self._log.reconfigure(Configuration.of(manifest))
+                seen = manifest
             if self._log.ledger.leader.may_finish_change:
                 await self._finish(self._log.ledger.leader.configuration)
             await self._clock.sleep_ms(MANIFEST_POLL_MS)
