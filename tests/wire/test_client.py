@@ -392,3 +392,23 @@ async def test_a_stream_whose_last_message_is_cut_off_has_failed() -> None:
         peer.send(frames.header_frames(GRPC, 0, 1) + cut_off + end)
         with pytest.raises(CallFailed, match="INTERNAL: the last message is cut off"):
             await call.read()
+
+
+async def test_metadata_over_the_limit_of_the_server_is_not_sent() -> None:
+    """The call fails by itself, and says why; others go on, on the same connection."""
+    long: list[tuple[str, str | bytes]] = [("k", "x" * 300), ("b-bin", bytes(100))]
+    async with raw_server() as (address, peers), channel(address) as client:
+        first = asyncio.ensure_future(client.unary(ECHO, b"x"))
+        peer = await peers.get()
+        await peer.receive_exactly(len(frames.PREFACE))
+        peer.send(frames.settings_frame({frames.MAX_HEADER_LIST_SIZE: 700}))
+        await peer.receive(frames.DATA)
+        peer.send(reply(1, b"1"))
+        assert await first == b"1"
+        failed = await failure(client.unary(ECHO, b"x", metadata=long))
+        assert (failed.code, failed.is_unsent) == (StatusCode.RESOURCE_EXHAUSTED, True)
+        assert "the server takes 700" in failed.message
+        last = asyncio.ensure_future(client.unary(ECHO, b"x", metadata=long[1:]))
+        await peer.receive(frames.DATA)
+        peer.send(reply(3, b"3"))  # the next stream
+        assert await last == b"3"

@@ -12,6 +12,7 @@ from typing import Protocol
 from shalekv_wire import frames
 from shalekv_wire.connection import CONNECTION_WINDOW, Connection
 from shalekv_wire.deadlines import Deadlines
+from shalekv_wire.fields import ENTRY_OVERHEAD_BYTES
 from shalekv_wire.frames import DEFAULT_WINDOW, PREFACE, WINDOW_MAX, ConnectionFault, ErrorCode
 from shalekv_wire.headers import (
     CONTENT_TYPE,
@@ -19,6 +20,7 @@ from shalekv_wire.headers import (
     HeaderDecoder,
     ResponseHead,
     TooLarge,
+    list_bytes,
     literal,
     metadata_fields,
     response_head,
@@ -29,6 +31,8 @@ from shalekv_wire.status import CallFailed, Metadata, StatusCode
 from shalekv_wire.stream import STREAM_WINDOW, Limits, ReceivedBytes, Stream, wake
 
 _POST_HTTP = b"\x83\x86"  # the fields `:method: POST` and `:scheme: http`
+_POST_HTTP_FIELDS = ((b":method", b"POST"), (b":scheme", b"http"))
+TIMEOUT_FIELD_BYTES = len(b"grpc-timeout99999999S") + ENTRY_OVERHEAD_BYTES  # at most
 _INFORMATIONAL = range(100, 200)
 # The status of a response that is none of gRPC, by its HTTP status.
 _STATUS_OF_HTTP: Mapping[int, StatusCode] = MappingProxyType(
@@ -77,6 +81,7 @@ class ClientCall(Stream):
         "failure",
         "is_done",
         "metadata_block",
+        "metadata_bytes",
         "path",
         "was_refused",
     )
@@ -92,6 +97,7 @@ class ClientCall(Stream):
         self.path = path
         # Encoded here: metadata that cannot be is the caller's error, and not the connection's.
         self.metadata_block = metadata_fields(metadata) if metadata else b""
+        self.metadata_bytes = list_bytes(metadata)
         self.deadline_s = deadline_s  # on the clock of `time.monotonic`
         self.failure: CallFailed | None = None  # of a call that is done; None: it was OK
         self.is_done = False
@@ -389,6 +395,7 @@ class ClientConnection(Connection[ClientCall]):
         )
         self._blocks: dict[str, bytes] = {}  # the fields of each path, encoded
         self._streams_max = WINDOW_MAX  # of the server
+        self._list_bytes_max: int | None = None  # of the server; None: it has not said
         self._next_id = 1
         self._on_change = on_change
         self.now_s = now_s
@@ -415,7 +422,9 @@ class ClientConnection(Connection[ClientCall]):
         )
 
     def open(self, call: ClientCall) -> None:
-        """Open a stream for a call. REQUIRES: `can_open`."""
+        """Open a stream for a call, unless its metadata is too long. REQUIRES: `can_open`."""
+        if call.metadata_block and not self._takes(call):
+            return
         stream_id = self._next_id
         self._next_id += 2
         if self._next_id > WINDOW_MAX:
@@ -431,6 +440,23 @@ class ClientConnection(Connection[ClientCall]):
         block += call.metadata_block
         self.sender.headers(stream_id, block)
         call.on_opened()
+
+    def _takes(self, call: ClientCall) -> bool:
+        """Return whether the header list of a call is short enough; else the call has failed."""
+        if self._list_bytes_max is None:
+            return True
+        path = (b":path", call.path.encode("latin-1"))
+        fields = (*_POST_HTTP_FIELDS, path, *self._fields)
+        size = sum(len(name) + len(value) + ENTRY_OVERHEAD_BYTES for name, value in fields)
+        size += call.metadata_bytes + (TIMEOUT_FIELD_BYTES if call.deadline_s is not None else 0)
+        if size <= self._list_bytes_max:
+            return True
+        text = (
+            f"the header of the call has {size} bytes with its metadata, and the server takes "
+            f"{self._list_bytes_max}"
+        )
+        call.finish(CallFailed(StatusCode.RESOURCE_EXHAUSTED, text, is_unsent=True))
+        return False
 
     def _encode(self, path: str) -> bytes:
         fields = self.sender.fields
@@ -449,6 +475,7 @@ class ClientConnection(Connection[ClientCall]):
     def on_settings(self, settings: Mapping[int, int]) -> None:
         """Note how many streams the server takes, and that fields have lost their indices."""
         self._streams_max = settings.get(frames.MAX_CONCURRENT_STREAMS, self._streams_max)
+        self._list_bytes_max = settings.get(frames.MAX_HEADER_LIST_SIZE, self._list_bytes_max)
         if frames.HEADER_TABLE_SIZE in settings:
             self._blocks.clear()
         self._on_change()

@@ -264,6 +264,17 @@ def metadata_fields(metadata: Metadata) -> bytes:
     return bytes(encoded)
 
 
+def list_bytes(metadata: Metadata) -> int:
+    """Return the size of metadata as a part of a header list, as settings of HTTP/2 count it."""
+    size = 0
+    for key, value in metadata:
+        value_bytes = len(value)
+        if key.endswith("-bin"):
+            value_bytes = (value_bytes * 4 + 2) // 3  # base64 without padding
+        size += len(key) + value_bytes + ENTRY_OVERHEAD_BYTES
+    return size
+
+
 def status_fields(code: StatusCode, message: str, details: bytes) -> bytes:
     """Encode the trailers of a call."""
     encoded = literal(b"grpc-status", b"%d" % code)
