@@ -6,10 +6,13 @@ An address is bound when a server is made; connections wait in the backlog until
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import socket
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from shalekv.errors import InvalidSetting
@@ -36,6 +39,7 @@ CONNECTION = b"c"
 # Open at once; at most half of the files that this process may have open: its store needs the rest.
 CONNECTIONS_MAX = 10_000
 BACKLOG = 4_096  # connections that wait to be accepted; the operating system has a limit of its own
+LOCK_TRIES, LOCK_POLL_S = 100, 0.01  # of a folder that another process binds a path in
 
 
 class Door:
@@ -148,8 +152,8 @@ def bind(listen: str) -> list[socket.socket]:
             _bind_path(Path(listen.removeprefix(UNIX)), sockets)
         else:
             _bind_port(listen, sockets)
-        for each in sockets:
-            each.listen(BACKLOG)
+            for each in sockets:
+                each.listen(BACKLOG)
     except OSError as refused:
         for each in sockets:
             each.close()
@@ -199,12 +203,32 @@ def _bind_port(listen: str, sockets: list[socket.socket]) -> None:
 
 
 def _bind_path(path: Path, sockets: list[socket.socket]) -> None:
-    """Bind to a path, which may be left over from a process that has ended."""
+    """Bind to a path, which may be left over from a process that has ended, and listen.
+
+    Of processes that do so at once with a path that was left, one gets it: its folder is locked
+    from the look at the path until the socket listens. If it stays locked, the path counts as in
+    use.
+    """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sockets.append(made)
-    if path.is_socket():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
-                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        path.unlink()
-    made.bind(str(path))
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        _lock(folder)
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
+                    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            path.unlink()
+        made.bind(str(path))
+        made.listen(BACKLOG)
+    finally:
+        os.close(folder)
+
+
+def _lock(folder: int) -> None:
+    for _ in range(LOCK_TRIES):
+        with suppress(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(LOCK_POLL_S)
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

@@ -6,11 +6,14 @@ import errno
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 
+from shalekv.rpc.native_server import bind
 from shalekv.rpc.server import Server
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.serving.rpc import runtime, server_settings, serving
@@ -81,6 +84,31 @@ async def test_a_path_that_was_left_is_taken(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="in use"):
         Server(server_settings(listen=f"unix:{path}"), runtime())
     assert path.read_text() == "precious"
+
+
+async def test_one_of_two_servers_gets_a_path_that_was_left(tmp_path: Path) -> None:
+    """Servers that start at once do not take the path from each other, between look and listen."""
+    path = tmp_path / "socket"
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+            left.bind(str(path))
+        gate = threading.Barrier(4)
+
+        def start(gate: threading.Barrier = gate) -> list[socket.socket]:
+            gate.wait()
+            try:
+                return bind(f"unix:{path}")
+            except OSError:
+                return []
+
+        with ThreadPoolExecutor(4) as pool:
+            bound = [future.result() for future in [pool.submit(start) for _ in range(4)]]
+        (ours,) = filter(None, bound)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(str(path))
+            ours[0].accept()[0].close()
+        ours[0].close()
+        path.unlink()
 
 
 async def test_an_address_of_ipv6_is_in_brackets() -> None:
