@@ -60,7 +60,7 @@ def health(*, service: str | None, target: Target) -> None:
     try:
         answer = asyncio.run(_ask(target, service or "")).status
     except CallFailed as failed:
-        problem = _problems(target).get(failed.code) or failed.message or "no answer"
+        problem = _problems(target).get(failed.code) or failed.message or failed.code.name
         click.echo(f"Error: {target.address}: {problem}", err=True)
         raise SystemExit(NOT_SERVING) from None
     click.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(answer))
@@ -70,7 +70,6 @@ def health(*, service: str | None, target: Target) -> None:
 
 def _problems(target: Target) -> dict[StatusCode, str]:
     return {
-        StatusCode.UNAVAILABLE: "no connection to the server",
         StatusCode.DEADLINE_EXCEEDED: (
             f"no answer within {target.timeout_ms:,} ms: it may still be opening its database"
         ),
