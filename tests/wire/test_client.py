@@ -213,7 +213,7 @@ async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     [
         (frames.header_frames(b"\x48\x03503", 5, 1), StatusCode.UNAVAILABLE, "HTTP status 503"),
         (frames.header_frames(b"\x8d", 5, 1), StatusCode.UNIMPLEMENTED, "HTTP status 404"),
-        (frames.header_frames(GRPC, 5, 1), StatusCode.INTERNAL, "no grpc-status"),
+        (frames.header_frames(GRPC, 5, 1), StatusCode.UNKNOWN, "no grpc-status"),
         (frames.header_frames(GRPC + OK, 5, 1), StatusCode.INTERNAL, "OK without a reply"),
         (frames.header_frames(GRPC + literal(b"grpc-status", b"77"), 5, 1), StatusCode.UNKNOWN, ""),
         (frames.header_frames(b"\xff", 4, 1), StatusCode.INTERNAL, "cut off"),

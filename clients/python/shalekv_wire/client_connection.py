@@ -133,7 +133,7 @@ class ClientCall(Stream):
         if head.status is None and not self._has_header and head.http_status != HTTP_OK:
             self._abandon(self._not_grpc(head))
         elif head.status is None or not ends:
-            self._abandon(CallFailed(StatusCode.INTERNAL, "the trailers have no grpc-status"))
+            self._abandon(CallFailed(StatusCode.UNKNOWN, "the trailers have no grpc-status"))
         elif head.status is StatusCode.OK and self.partial is not None:
             self._abandon(CallFailed(StatusCode.INTERNAL, "the last message is cut off"))
         elif head.status is StatusCode.OK:
