@@ -298,8 +298,13 @@ MEASURES = (
         ),
         client,
         takes=(
-            "A put is a future, a task that waits for it, and its bytes; the server's share and "
-            "the syncs of the disk are the rest. It would take a client in compiled code."
+            "The server takes three quarters of the processor time. Of a put in a session, 31 % "
+            "are checks, admission and the commit, 22 % the group and its acknowledgement, 13 % "
+            "the operation in its message, 11 % the object, 10 % the result, 7 % the memtable, "
+            "3 % the reply. A put of a task has an idempotency key, so that the client may repeat "
+            "it, and a deadline: with them it costs the server twice as much, and 30 % of that is "
+            "the key and its record. It would take a message with the puts of a session in "
+            "columns, as a batch has them, or a commit in compiled code."
         ),
     ),
     Measure(

@@ -224,8 +224,13 @@ QUORUM = Measure(
     ),
     quorum,
     takes=(
-        "A commit passes four processes: client, writer, safekeeper, and back. Here all of them, "
-        "three safekeepers and three syncs, share two processors and one disk."
+        "It is processor time, and not waits: on a busy machine a lone put takes 1.4 ms of it at "
+        "the writer, and 0.7 to 0.9 at each safekeeper, and five processes share two processors. "
+        "An append and its answer take 0.23 ms where nothing else runs, both sides included. On "
+        "the way of a put are 7 turns of the writer's loop, 8 of a safekeeper's, a thread and "
+        "back, and one sync; beside it two further safekeepers, and three messages with the "
+        "commit point if no record follows within 1 ms. One group is in flight at a time. It "
+        "would take a safekeeper in compiled code."
     ),
 )
 MEASURES = (LATE, QUORUM)
