@@ -176,7 +176,7 @@ def _named_at_all(_scope: object, active: ActiveManifestSet) -> Iterable[NamedSs
 
 COLLECTION = (
     mutant("skip F1", (Fences, "among", _no_fences)),
-    mutant("skip F2", (StoredManifest, "_has_landed", _created_is_landed), hint=6),
+    mutant("skip F2", (StoredManifest, "_has_landed", _created_is_landed), hint=16),
     mutant("skip F3", (CollectJob, "_publish", _publish_nothing), hint=3),
     mutant(
         "<= for < in collection: leases",

@@ -100,7 +100,7 @@ _real_follow = VersionSet._follow
 
 REPLICAS = (
     mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=1),
-    mutant("a replica reads past a gap", (Follower, "_read", _read_past_gaps), hint=43),
+    mutant("a replica reads past a gap", (Follower, "_read", _read_past_gaps), hint=29),
     mutant("min_seq ignored", (Freshness, "check", _any_seq), (Freshness, "wait", _not_waited)),
     mutant(
         "a replica goes backwards",
@@ -231,14 +231,14 @@ LEVELS = (
     mutant("compaction keeps older versions", (wal_job, "newest", _older_wins)),
     mutant("records are not compacted", (wal_job, "_write", _points_only), hint=1),
     mutant(
-        "a range tombstone is lost at a border", (Outputs, "_pieces", _whole_ones_only), hint=10
+        "a range tombstone is lost at a border", (Outputs, "_pieces", _whole_ones_only), hint=23
     ),
     mutant("a range tombstone ends at a border", (Outputs, "_pieces", _not_cut), hint=23),
     mutant(
         "forget the snapshot's expiry renewal",
         (ReadPins, "is_renewal_due", property(lambda _self: False)),
     ),
-    mutant("memory is freed early", (VersionSet, "follow_manifest", _drop_at_once), hint=1),
+    mutant("memory is freed early", (VersionSet, "follow_manifest", _drop_at_once), hint=6),
     mutant("a version without a snapshot", (ReadPins, "_edit", _edit_without_snapshot)),
     mutant(
         "a version newer than its snapshot",

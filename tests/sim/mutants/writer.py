@@ -156,7 +156,7 @@ async def _future_stays(
 
 
 MUTANTS = (
-    mutant("treat unknown as success", (CasStore, "_compare", _unknown_is_success), hint=10),
+    mutant("treat unknown as success", (CasStore, "_compare", _unknown_is_success), hint=32),
     mutant(
         "treat unknown as failed",
         (CasStore, "_compare", _unknown_is_failure),
@@ -176,7 +176,7 @@ MUTANTS = (
         (FenceRun, "is_complete", property(_one_fence_will_do)),
     ),
     mutant("epoch not bumped", (log_opening, "claim_epoch", _same_epoch), hint=4),
-    mutant("reuse a sequence number", (opening, "first_seq_of_writer", _next_number), hint=7),
+    mutant("reuse a sequence number", (opening, "first_seq_of_writer", _next_number), hint=2),
     mutant(
         "displaced commits keep their numbers",
         (CommitQueue, "put_back", _numbers_stay),
