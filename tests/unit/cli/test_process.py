@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,33 @@ async def test_cycles_that_have_grown_old_are_freed(monkeypatch: pytest.MonkeyPa
         del cycle, cycles
         await LoopClock().sleep_ms(2 * gc_tuning.CHECK_MS)
         assert (sys.getallocatedblocks() - before < ENTRIES // 10) is is_freed
+    collecting.cancel()
+
+
+@dataclass
+class _Account:
+    used_bytes: int = 0
+
+
+@virtual_time()
+async def test_memory_that_is_accounted_for_is_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full collection follows growth, unless the account of the process has grown as much."""
+    monkeypatch.setattr(gc_tuning, "GROWTH_PERCENT", 0)
+    monkeypatch.setattr(gc_tuning, "GROWTH_BLOCKS_MIN", ENTRIES)
+    account = _Account()
+    tune_garbage_collector(account)
+    collecting = asyncio.create_task(collect_when_grown(LoopClock()))
+    await asyncio.sleep(0)
+    began = gc.get_stats()[2]["collections"]
+    kept = [[number] for number in range(2 * ENTRIES)]
+    account.used_bytes = len(kept) * 2 * gc_tuning.BLOCK_BYTES
+    await LoopClock().sleep_ms(2 * gc_tuning.CHECK_MS)
+    assert gc.get_stats()[2]["collections"] == began
+    account.used_bytes = 0
+    await LoopClock().sleep_ms(2 * gc_tuning.CHECK_MS)
+    assert gc.get_stats()[2]["collections"] > began
     collecting.cancel()
 
 

@@ -64,10 +64,16 @@ class _Accounts:
 
     def __init__(self) -> None:
         self.find: Callable[[], AccountsForMemory | None] = lambda: None
+        self._most_bytes = 0
 
     def used_bytes(self) -> int:
         account = self.find()
         return 0 if account is None else account.used_bytes
+
+    def most_bytes(self) -> int:
+        """The most that was in use at once: what is freed may stay resident for good."""
+        self._most_bytes = max(self._most_bytes, self.used_bytes())
+        return self._most_bytes
 
 
 _accounts = _Accounts()
@@ -130,7 +136,7 @@ def _unaccounted_blocks() -> int:
 
 
 def _unaccounted_bytes() -> int:
-    return max(0, _resident_bytes() - _accounts.used_bytes())
+    return max(0, _resident_bytes() - _accounts.most_bytes())
 
 
 def _resident_bytes() -> int:
