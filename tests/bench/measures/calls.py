@@ -194,8 +194,9 @@ PUTS = tuple(
         takes=(
             "A group commit creates a file, and syncs it and its folder: the journal of the file "
             "system takes part twice. etcd appends to a file that is there, and syncs its data "
-            "only. It would take one log file in place of an object for each commit, as "
-            "safekeepers have it."
+            "only. On ext4 a create takes 0.70 ms, one with a spare file that has its space 0.29 "
+            "ms, and an append with fdatasync 0.09 ms. It would take one log file in place of an "
+            "object for each commit, as safekeepers have it."
         ),
     )
     for in_flight in (64, 256)
@@ -209,8 +210,11 @@ WRITE = Measure(
     ),
     write,
     takes=(
-        "A change costs 6 us: most of that is protobuf, a key in the memtable, and its place in "
-        "the columns of the WAL object. It would take compiled code for the memtable."
+        "A change costs 4 us in the engine. Of that, taking key and value out of protobuf's "
+        "objects is 30 %, the columns of the WAL object 25 %, merges of runs 15 %, sorting a group "
+        "10 %, landing in the memtable 8 %, pending writes 7 %, the entry itself 5 %. The "
+        "transport and the file are another 2 us. It would take compiled code for request and "
+        "memtable."
     ),
 )
 LONE = Measure(
@@ -224,7 +228,11 @@ LONE = Measure(
     ),
     lone_put,
     takes=(
-        "A commit of one pays alone for all that a group shares: turns of the loop, a thread and "
-        "back, an SST of one row, five system calls. It would take a commit in compiled code."
+        "A commit of one pays alone for all that a group shares. Of its CPU, 48 % is the kernel: "
+        "creating the file 22 % (ext4 passes over inodes that were deleted lately), two syncs 12 "
+        "%, link and unlink 3 %, waking threads and the loop 5 %, TCP 2 %. The rest is 480 calls "
+        "of Python functions, at caches that are cold after each wait: encoding the object 12 %, "
+        "its landing and the reply 14 %, the request 12 %. It would take a commit in compiled "
+        "code, and fewer names of files than the promise of a folder needs."
     ),
 )

@@ -109,7 +109,10 @@ ENGINE = Measure(
         Goal("scan", "rows of a scan, SlateDB = 1", at_least=2),
     ),
     engine,
-    takes="A row of a batch is parsed by protobuf, and goes into a dict and into columns.",
+    takes=(
+        "A row of a batch costs 3.7 us: key and value out of protobuf's objects 30 %, the columns "
+        "of the WAL object 25 %, merges of runs 15 %, and the memtable 30 %."
+    ),
 )
 LEVELS = Measure(
     "levels",
