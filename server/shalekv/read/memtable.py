@@ -22,9 +22,11 @@ Entries leave the memtable in three ways. Views keep the runs that they refer to
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from shalekv.clock import Clock
 from shalekv.protocol.entry import NO_RANGE_TOMBSTONES, Entry, RangeTombstones
@@ -32,8 +34,10 @@ from shalekv.read.sorted_runs import MemoryRun, RunMerge, pick_merge
 from shalekv.read.version import ReadView
 
 MERGE_SLICE_COUNT = 2_000  # entries merged before other tasks may run: about a millisecond
-# Freeing a segment takes some 200 ns an entry, and blocks that long.
+# A segment is dropped as a whole.
 SEGMENT_BYTES = 8 << 20
+FREED_AT_ONCE = 2_000  # entries; each takes up to a microsecond where the caches do not have it
+_OWN_REFERENCES = 2  # to an object that only one variable has, while they are counted
 TOMBSTONES_AT_ONCE = 500  # range tombstones joined before other tasks may run
 REBUILDS_MAX = 4  # attempts, until no range tombstone has come; the last one does not yield
 
@@ -283,9 +287,11 @@ class Memtable:
             self._dropped_seq = segment.max_seq
             is_emptied |= bool(segment.tombstones)
             self._retired += segment.retired()
+            newest, columns = segment.newest, _columns(segment.runs)
             del segment  # this may be the last reference to it
-            count += 1
             await clock.sleep_ms(0)
+            await _free(newest, columns, clock)
+            count += 1
         if is_emptied:
             await self._rebuild_tombstones(clock)
         return count
@@ -329,8 +335,11 @@ class Memtable:
                 await clock.sleep_ms(0)
             segment.forget(merge.hidden)
             # Runs were only appended meanwhile: the inputs are still at the same places.
+            columns = _columns(segment.runs[picked])
             segment.replace(picked, merge.result())
+            del merge
             await clock.sleep_ms(0)
+            await _free({}, columns, clock)  # with entries that newer ones have replaced
 
     def _due_merges(self) -> Iterator[tuple[MemtableSegment, slice]]:
         """Yield due merges from the newest segment on: recent writes are read most."""
@@ -355,6 +364,33 @@ class Memtable:
         self._tombstones = rebuilt
         ahead = [entry for run in self._ahead.values() for entry in run.range_tombstones]
         self._landed_tombstones = rebuilt.with_added(ahead) if ahead else rebuilt
+
+
+_Column: TypeAlias = Sequence[bytes] | Sequence[Entry]
+
+
+def _columns(runs: Iterable[MemoryRun]) -> list[_Column]:
+    return [column for run in runs for column in (run.keys, run.entries)]
+
+
+async def _free(newest: dict[bytes, Entry], columns: list[_Column], clock: Clock) -> None:
+    """Free what was a segment, or runs of it, letting other tasks run after each slice.
+
+    At once it would take some 30 ms. What a view or a merge has of it is left to them.
+    """
+    freed_count = 0
+    while newest:
+        for _ in range(min(FREED_AT_ONCE, len(newest))):
+            newest.popitem()
+        await clock.sleep_ms(0)
+    while columns:
+        column = columns.pop()
+        while column and isinstance(column, list) and sys.getrefcount(column) == _OWN_REFERENCES:
+            freed_count += min(FREED_AT_ONCE, len(column))
+            del column[-FREED_AT_ONCE:]
+            if freed_count >= FREED_AT_ONCE:
+                freed_count = 0
+                await clock.sleep_ms(0)
 
 
 @dataclass(slots=True, eq=False)
