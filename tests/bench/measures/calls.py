@@ -213,8 +213,9 @@ WRITE = Measure(
         "A change costs 4 us in the engine. Of that, taking key and value out of protobuf's "
         "objects is 30 %, the columns of the WAL object 25 %, merges of runs 15 %, sorting a group "
         "10 %, landing in the memtable 8 %, pending writes 7 %, the entry itself 5 %. The "
-        "transport and the file are another 2 us. It would take compiled code for request and "
-        "memtable."
+        "transport and the file are another 2 us. Half of a processor is idle meanwhile: with one "
+        "object in flight (`max_parallel_writes`), a group waits until the one before it is "
+        "synced. It would take compiled code for request and memtable, and two objects in flight."
     ),
 )
 LONE = Measure(
