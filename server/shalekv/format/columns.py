@@ -41,7 +41,7 @@ KINDS_OF = {
     Section.CONTROL: bytes((Kind.INGEST,)),
 }
 
-# The sections that an SST may have, in order.
+# The sections that an SST may have, in order: each is at the place of its number.
 SECTIONS = tuple(KINDS_OF)
 _SECTION_OF = {int(section): section for section in SECTIONS}
 

@@ -36,7 +36,7 @@ from shalekv.format.coding import (
     padding,
     u32s_in_place,
 )
-from shalekv.format.columns import Section, read_section
+from shalekv.format.columns import SECTIONS, Section, read_section
 
 _COUNTS = struct.Struct("<II")
 _U64 = struct.Struct("<Q")
@@ -96,19 +96,16 @@ class BlockIndex:
         return self.count
 
     def __getitem__(self, number: int) -> BlockHandle:
-        if not 0 <= number < self.count:
-            raise IndexError(f"there are {self.count} blocks")
-        data, lengths_at = self.piece.data, _OFFSETS_AT + 8 * self.count
-        width = 4 * self.count
-        return BlockHandle(
-            offset=_U64.unpack_from(data, _OFFSETS_AT + 8 * number)[0],
-            length=_U32.unpack_from(data, lengths_at + 4 * number)[0],
-            checksum=_U32.unpack_from(data, lengths_at + width + 4 * number)[0],
-            rows=_U32.unpack_from(data, lengths_at + 2 * width + 4 * number)[0],
-            section=Section(self.sections[number]),
-            first_key=self.first_key(number),
-            assigned_seq=self.assigned_seq,
-        )
+        count = self.count
+        if not 0 <= number < count:
+            raise IndexError(f"there are {count} blocks")
+        data, at = self.piece.data, _OFFSETS_AT + 8 * count + 4 * number
+        (offset,) = _U64.unpack_from(data, _OFFSETS_AT + 8 * number)
+        (length,) = _U32.unpack_from(data, at)
+        (checksum,) = _U32.unpack_from(data, at + 4 * count)
+        (rows,) = _U32.unpack_from(data, at + 8 * count)
+        section, first_key = SECTIONS[self.sections[number]], self.first_key(number)
+        return BlockHandle(offset, length, checksum, rows, section, first_key, self.assigned_seq)
 
     def __iter__(self) -> Iterator[BlockHandle]:
         return map(self.__getitem__, range(self.count))

@@ -176,8 +176,9 @@ GET = Measure(
     ),
     get,
     takes=(
-        "A key of a get of 100 costs about 2.5 us: its lookup, and the encoding of its entry, "
-        "which protobuf does from Python objects. A reply made of stored bytes would need neither."
+        "A key of a get of 100 costs 0.6 us in the server, and a call of 11 KB 35 us of the wire: "
+        "two thirds of a key are pieces of its result, written one by one by Python. Both "
+        "processors are shared with the load client here. It would take a reply of stored bytes."
     ),
 )
 PUTS = tuple(
