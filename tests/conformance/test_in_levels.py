@@ -42,6 +42,7 @@ async def in_levels(topic: Topic) -> AsyncIterator[tuple[str, Any]]:
         async def compacted() -> None:
             while engine.memtable.key_count:  # again if a value has expired meanwhile
                 newest_seq = engine.newest_seq
+                await engine.watermark.wait_for(newest_seq)  # what is in flight is not compacted
                 await compact_store(store, runtime)
                 await engine.ownership.confirm()
                 # It is seen from outside alone.
