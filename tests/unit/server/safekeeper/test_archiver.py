@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 
@@ -304,15 +305,16 @@ async def test_few_objects_are_archived_behind_a_gap(runtime: Runtime) -> None:
     written, log = Written(), HeldLog(appointed=A)
     log.append(written.write("0.1.2.3.4.5.6.7."), committed_lsn=8)
     async with running(archiver_of(log, store, runtime)):
-        await store.arrived(4)
-        for number in (1, 2, 3):
-            store.held[number].release()
+        await store.arrived(4)  # in any order: objects are made side by side
+        first, *others = sorted(store.held, key=attrgetter("name"))
+        for held in others:
+            held.release()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await store.arrived(5)
-        store.held[0].release()
-        await store.arrived(8)  # in any order: they are made side by side
-        assert {held.name for held in store.held} == {names.wal_name(wal_id) for wal_id in range(8)}
+        first.release()
+        await store.arrived(8)
+        assert {held.name for held in store.held} == {names.wal_name(number) for number in range(8)}
         store.release_all()
         await log.reached(archived=7, trimmed_lsn=8)
 
