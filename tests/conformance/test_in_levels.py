@@ -40,13 +40,15 @@ async def in_levels(topic: Topic) -> AsyncIterator[tuple[str, Any]]:
         runtime = Runtime(LoopClock(), Random(1), InlineWorkers())
 
         async def compacted() -> None:
-            while engine.memtable.key_count:  # again if a value has expired meanwhile
-                newest_seq = engine.newest_seq
-                await engine.watermark.wait_for(newest_seq)  # what is in flight is not compacted
+            while engine.memtable.key_count:  # again if something was written meanwhile
+                state = engine.newest_seq, engine.watermark.seq
                 await compact_store(store, runtime)
                 await engine.ownership.confirm()
-                # It is seen from outside alone.
-                while engine.memtable.key_count and engine.newest_seq == newest_seq:  # noqa: ASYNC110
+                # It is seen from outside alone. What became durable meanwhile was not compacted.
+                while engine.memtable.key_count and state == (  # noqa: ASYNC110
+                    engine.newest_seq,
+                    engine.watermark.seq,
+                ):
                     await asyncio.sleep(0)
 
         yield served.listen, compacted

@@ -30,11 +30,11 @@ from shalekv.format.coding import (
     MAX_U64,
     Piece,
     between_fences,
-    fences_of,
     lower_bound,
     pack_u32s,
     pack_u64s,
     padding,
+    pick_fences,
     u32s_in_place,
 )
 from shalekv.format.columns import KIND_OF, KINDS_OF, Columns, Section, refuse_kind, violation
@@ -259,6 +259,6 @@ def parse_block(piece: Piece, assigned_seq: int = 0) -> Block:
         keys_at,
         values_at,
         key_offsets,
-        fences_of(piece.data, keys_at, key_offsets, rows),
+        pick_fences(piece.data, keys_at, key_offsets, rows),
         assigned_seq,
     )

@@ -39,7 +39,7 @@ def u32s_in_place(data: bytes, start: int, count: int) -> Sequence[int]:
     return struct.unpack_from(f"<{count}I", data, start)
 
 
-def fences_of(data: bytes, keys_at: int, offsets: Sequence[int], count: int) -> list[bytes]:
+def pick_fences(data: bytes, keys_at: int, offsets: Sequence[int], count: int) -> list[bytes]:
     """Return keys for `between_fences`: each `FENCE_STEP`th of the first `count`, but the first.
 
     They ascend, and lie in `data` as in `lower_bound`.

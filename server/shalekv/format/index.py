@@ -29,11 +29,11 @@ from shalekv.format.coding import (
     ALIGNMENT,
     Piece,
     between_fences,
-    fences_of,
     lower_bound,
     pack_u32s,
     pack_u64s,
     padding,
+    pick_fences,
     u32s_in_place,
 )
 from shalekv.format.columns import SECTIONS, Section, read_section
@@ -169,7 +169,7 @@ def parse_index(piece: Piece, blocks_end: int) -> BlockIndex:
     key_offsets_in_place = u32s_in_place(piece.data, key_offsets_at, count + 1)
     keys_at = sections_at + count
     first_count = sections.count(sections[:1]) if sections else 0
-    fences = fences_of(piece.data, keys_at, key_offsets_in_place, first_count)
+    fences = pick_fences(piece.data, keys_at, key_offsets_in_place, first_count)
     return BlockIndex(piece, count, sections, keys_at, key_offsets_in_place, fences)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 ID_BYTES = 16
@@ -61,11 +61,6 @@ class SstInfo:
     size_bytes: int
     checksum: int
     first_expiry_ms: int = 0
-    # What reads see of its bytes: entries without a sequence number have `max_seq`.
-    contents_id: bytes = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "contents_id", b"%b%d" % (self.id, self.max_seq))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeVar
 
 from shalekv.concurrency import in_parallel
@@ -56,6 +57,11 @@ SCANS_AHEAD = 24
 READ_AHEAD_BYTES_MIN = 4 * KIB
 READ_AHEAD_BYTES_MAX = 1 * MIB
 OPENED_AT_ONCE = 16  # requests of one caller; the read budget bounds those of all
+
+# Of the metadata of an SST in the cache. Entries in a file of a load have no sequence number of
+# their own, but the one with which it is listed.
+_key: Callable[[SstInfo], tuple[object, ...]] = attrgetter("id", "max_seq")
+_BARE = "without filter"  # the last part of a key
 
 T = TypeVar("T")
 _BlockKey = tuple[bytes, int, int]  # id of the SST, number of the block, sequence number of a load
@@ -259,9 +265,9 @@ class LevelSsts:
         self.settings = settings
         self.filter_counts = FilterCounts()
         self.origins = Origins(store, database_id)
-        # The key of metadata without the filter is one zero byte longer: both can be cached, and
-        # the hot path, which needs the filter, uses the plain key.
-        self._metadata: Cache[bytes, OpenSst] = Cache(settings.metadata_cache_bytes)
+        # The key of metadata without the filter is longer: both can be cached, and the hot path,
+        # which needs the filter, uses the plain key.
+        self._metadata: Cache[tuple[object, ...], OpenSst] = Cache(settings.metadata_cache_bytes)
         self._blocks: Cache[_BlockKey, Block] = Cache(settings.block_cache_bytes)
         self.read_ahead_budget = MemoryBudget(settings.scan_ahead_bytes_max)
         self._budget = ReadBudget(settings.read_in_flight_bytes)
@@ -309,9 +315,10 @@ class LevelSsts:
 
     def cached(self, info: SstInfo) -> OpenSst | None:
         """Return what `metadata` returns with the filter, if it is in memory."""
-        found = self._metadata.find(info.contents_id)
+        key = _key(info)
+        found = self._metadata.find(key)
         if found is not None and found.range_tombstones is NO_RANGE_TOMBSTONES:
-            self._metadata.often[info.contents_id] = found
+            self._metadata.often[key] = found
         return found
 
     def all_cached(self, infos: Sequence[SstInfo]) -> list[OpenSst] | None:
@@ -321,7 +328,7 @@ class LevelSsts:
         """
         metadata = self._metadata
         try:
-            found = [metadata.often[info.contents_id] for info in infos]
+            found = [*map(metadata.often.__getitem__, map(_key, infos))]
         except KeyError:
             return None
         metadata.hits += len(found)
@@ -332,11 +339,11 @@ class LevelSsts:
 
         Without `with_filter` there may be one nevertheless.
         """
-        key = info.contents_id
+        key = _key(info)
         found = self._metadata.find(key)
         if found is not None:
             return found
-        bare_key = key + b"\0"
+        bare_key = (*key, _BARE)
         if with_filter or not info.filter_len or self._metadata.is_loading(key):
             opened = await self._metadata.load(key, lambda: self._load_metadata(info))
             self._metadata.drop(bare_key)
@@ -356,7 +363,7 @@ class LevelSsts:
                 info = unread.pop()
                 opened[info.id] = await self.metadata(info)
 
-        missing_count = sum(info.contents_id not in self._metadata for info in infos)
+        missing_count = sum(_key(info) not in self._metadata for info in infos)
         await in_parallel(work, min(max(missing_count, 1), OPENED_AT_ONCE))
         return opened
 
@@ -484,7 +491,7 @@ class LevelSsts:
         return await self._fetch(sst_id, _span(first, last), self._block_requests)
 
     async def _load_metadata(self, info: SstInfo) -> Sized[OpenSst]:
-        bare = self._metadata.peek(info.contents_id + b"\0")
+        bare = self._metadata.peek((*_key(info), _BARE))
         if bare is None:
             return await self._read_metadata(info, with_filter=True)
         footer = bare.footer

@@ -44,6 +44,7 @@ class Probe:
         self._due_s = self._told_s = time.perf_counter()
         self._delay_s = self._delayed_s()
         self._syncs = 0
+        self._syncs_lock = threading.Lock()  # workers sync side by side
 
     def start(self) -> None:
         gc.callbacks.append(self._collecting)
@@ -53,17 +54,18 @@ class Probe:
 
     def tell(self) -> None:
         """Write a line, and begin the next one."""
+        with self._syncs_lock:
+            syncs, self._syncs = self._syncs, 0
         line = {
             "at_s": time.time(),
             "late_ms": [round(late, 2) for late in self._late_ms],
             "waits_ms": round(max(self._waits_ms, default=0.0), 2),
-            "syncs": self._syncs,
+            "syncs": syncs,
             "pauses_ms": [[kind, round(took, 3)] for kind, took in self._pauses],
         }
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         self._late_ms, self._waits_ms, self._pauses = [], [], []
-        self._syncs = 0
         self._told_s = time.perf_counter()
 
     def _plan(self) -> None:
@@ -82,7 +84,8 @@ class Probe:
 
     def _counted(self, sync: Callable[[Any], None]) -> Callable[[Any], None]:
         def counted(file: Any) -> None:
-            self._syncs += 1
+            with self._syncs_lock:
+                self._syncs += 1
             sync(file)
 
         return counted

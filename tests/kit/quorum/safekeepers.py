@@ -183,9 +183,14 @@ async def running_node(
     """
     workers, sync_workers = ThreadWorkers(2), ThreadWorkers(1)
     runtime = Runtime(clock=LoopClock(), random=Random(), workers=workers)
-    node = await Node.open(
-        settings, runtime, sync_workers=sync_workers, filesystem=filesystem, links=links
-    )
+    try:
+        node = await Node.open(
+            settings, runtime, sync_workers=sync_workers, filesystem=filesystem, links=links
+        )
+    except BaseException:
+        sync_workers.close()
+        workers.close()
+        raise
 
     async def run() -> None:
         with suppress(StoreBroken):  # `ended` has the error

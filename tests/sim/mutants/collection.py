@@ -22,6 +22,7 @@ from shalekv.protocol.manifest import Lease, Manifest, Snapshot
 from shalekv.protocol.retention import Listed, LiveObjects, Reason, RetentionVerdict, expire
 from shalekv.protocol.snapshot import NEVER, find_snapshot
 from shalekv.protocol.sst_table import SstInfo
+from shalekv.read import sst_reader
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import Landed, StoredManifest
 from shalekv.write import opening as log_opening
@@ -53,8 +54,8 @@ def _any_checksum(_self: Piece, _expected: int, _what: str) -> None:
     """It is taken for right."""
 
 
-def _named_by_its_lease(self: SstInfo) -> None:
-    object.__setattr__(self, "contents_id", self.id[:8])
+def _by_its_lease(info: SstInfo) -> tuple[bytes]:
+    return (info.id[:8],)
 
 
 def _clock_time(self: LogicalTime) -> int:
@@ -84,7 +85,7 @@ FORMAT = (
         hint=3,
     ),
     mutant("ignore a checksum", (Piece, "verify", _any_checksum)),
-    mutant("a cache returns another SST", (SstInfo, "__post_init__", _named_by_its_lease), hint=10),
+    mutant("a cache returns another SST", (sst_reader, "_key", _by_its_lease), hint=10),
     mutant("logical time goes back", (LogicalTime, "now_ms", _clock_time), hint=10),
     mutant(
         "an opening believes the store's clock",

@@ -19,7 +19,7 @@ from shalekv.format.block import (
     encode_block,
     parse_block,
 )
-from shalekv.format.coding import Piece, between_fences, fences_of, lower_bound
+from shalekv.format.coding import Piece, between_fences, lower_bound, pick_fences
 from shalekv.format.columns import Section, columns_of
 from shalekv.protocol.entry import Entry, Kind
 from tests.kit.forging import patched, u32
@@ -192,6 +192,6 @@ def test_a_tombstone_has_the_expiry_of_its_value() -> None:
 def test_fences_lead_to_the_same_key(keys: list[bytes], wanted: bytes) -> None:
     """A search between fences finds what bisection finds, also where keys repeat."""
     data, offsets = b"12345" + b"".join(keys), [*accumulate(map(len, keys), initial=0)]
-    fences = fences_of(data, 5, offsets, len(keys))
+    fences = pick_fences(data, 5, offsets, len(keys))
     low, high = between_fences(wanted, fences, len(keys))
     assert lower_bound(wanted, data, 5, offsets, low, high) == bisect_left(keys, wanted)

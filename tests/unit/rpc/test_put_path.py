@@ -13,16 +13,14 @@ import grpc
 import pytest
 
 from shalekv.rpc.server import Server
-from shalekv.server.database import create_database
-from shalekv.server.writer import Writer
 from shalekv.settings import StoreSettings
 from shalekv.store.local import LocalStore
 from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from shalekv.write.group_commit import CommitQueue
 from tests.kit.in_process_cluster import running
-from tests.kit.processes.in_process import serve_settings
-from tests.kit.serving.rpc import runtime, server_settings
+from tests.kit.processes.in_process import open_writer, real_runtime, serve_settings
+from tests.kit.serving.rpc import server_settings
 
 FRONT_FRAMES_MAX = 3
 FRAMES_MAX = 6
@@ -62,17 +60,17 @@ def _callers(frame: FrameType) -> Iterator[str]:
 @asynccontextmanager
 async def serving_files(folder: Path) -> AsyncIterator[kv_pb2_grpc.KVStub]:
     """Serve a database in `folder` on a port of this machine."""
-    store = open_store(folder.as_uri(), runtime(), StoreSettings())
-    await create_database(store, runtime(), StoreSettings())
-    writer = await Writer.open(store, settings=serve_settings(), runtime=runtime())
-    server = Server(server_settings(), runtime())
-    async with running(writer):
-        await server.start(writer.kv, writer.admin, writer.watches)
-        async with grpc.aio.insecure_channel(server.listen) as channel:
-            yield kv_pb2_grpc.KVStub(channel)
-        await server.stop()
-        writer.close()
-    await store.close()
+    with real_runtime() as runtime:
+        store = open_store(folder.as_uri(), runtime, StoreSettings())
+        writer = await open_writer(store, serve_settings(), runtime)
+        server = Server(server_settings(), runtime)
+        async with running(writer):
+            await server.start(writer.kv, writer.admin, writer.watches)
+            async with grpc.aio.insecure_channel(server.listen) as channel:
+                yield kv_pb2_grpc.KVStub(channel)
+            await server.stop()
+            writer.close()
+        await store.close()
 
 
 @pytest.mark.parametrize("put", [PUT, KEYED], ids=["plain", "with a key"])

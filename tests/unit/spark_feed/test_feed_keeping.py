@@ -203,8 +203,17 @@ def batch(reader: ChangesReader, start: OffsetValue) -> tuple[OffsetValue, list[
     return end, [row for each in found for row in each.to_pylist()]
 
 
-def feed_threads() -> set[str]:
-    return {each.name for each in threading.enumerate() if each.name.startswith("shalekv")}
+@pytest.fixture
+def threads_before() -> set[threading.Thread]:
+    return {*threading.enumerate()}
+
+
+def new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
+    return [
+        each
+        for each in threading.enumerate()
+        if each.name.startswith("shalekv") and each not in before
+    ]
 
 
 @asynccontextmanager
@@ -217,7 +226,10 @@ async def served(url: str) -> AsyncIterator[Served]:
 
 @pytest.mark.parametrize("failure", [None, TimeoutError(), RuntimeError("planted")])
 async def test_a_query_that_ends_leaves_its_lease_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threads_before: set[threading.Thread],
+    failure: Exception | None,
 ) -> None:
     """A query that ends leaves no thread, after any error, and its lease is behind what was
     processed.
@@ -238,14 +250,16 @@ async def test_a_query_that_ends_leaves_its_lease_and_nothing_else(
     is_bug = isinstance(failure, RuntimeError)
     with pytest.raises(RuntimeError, match="planted") if is_bug else nullcontext():
         await asyncio.to_thread(reader.stop)
-    assert not feed_threads()
+    assert not new_threads(threads_before)
     async with Place.of(url).open() as store:
         [consumer] = consumers_of(await StoredManifest(store).refresh())
     assert consumer.lease.wal_id_min == (end if failure is None else start)["walId"]
     await asyncio.to_thread(reader.stop)
 
 
-def test_a_store_that_cannot_be_opened_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_opened_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch, threads_before: set[threading.Thread]
+) -> None:
     """A query whose store cannot be opened fails at its beginning, and leaves no thread."""
 
     def fail(_: Place) -> None:
@@ -254,4 +268,4 @@ def test_a_store_that_cannot_be_opened_leaves_no_thread(monkeypatch: pytest.Monk
     monkeypatch.setattr(Place, "open", fail)
     with pytest.raises(ShaleError, match="planted"):
         reader_of("file:///nowhere").initialOffset()
-    assert not feed_threads()
+    assert not new_threads(threads_before)
