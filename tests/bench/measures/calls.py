@@ -25,14 +25,15 @@ OBJECT_BYTES = 4096
 CREATES_MAX = 300
 CREATE_S = 1.0
 ROUNDS = 5
+WRITTEN_BYTES = "2147483648"  # the memtable, a third of it, holds what all turns write
 
 
 @asynccontextmanager
-async def both(stage: Stage) -> AsyncIterator[tuple[Target, Target]]:
-    """A writer on a folder and an etcd, both with the same keys."""
+async def both(stage: Stage, *flags: str) -> AsyncIterator[tuple[Target, Target]]:
+    """A writer on a folder, with these flags, and an etcd, both with the same keys."""
     with ExitStack() as stack:
         peer = stack.enter_context(etcd(stage.new_folder("etcd")))
-        ours = await stage.serve(f"file://{stage.new_folder('database')}/db", *ALONE)
+        ours = await stage.serve(f"file://{stage.new_folder('database')}/db", *ALONE, *flags)
         keys = requests.keys(stage.sized(requests.KEYS, 400))
         filling = {
             KV: (ours, "Write", requests.writes(keys)),
@@ -92,7 +93,7 @@ async def put(stage: Stage, found: Found, *, in_flight: int) -> None:
 
 async def write(stage: Stage, found: Found) -> None:
     """100 puts at once, 64 times in flight."""
-    async with both(stage) as (ours, peer):
+    async with both(stage, "--memory-bytes", WRITTEN_BYTES) as (ours, peer):
         keys = requests.keys(stage.sized(requests.KEYS, 400))
         ways: dict[str, Way] = {
             OURS: _loaded(stage, ours, f"{KV}/Write", stage.requests(requests.writes(keys))),
