@@ -72,7 +72,7 @@ class Core:
         return self.taken()
 
     async def settled(self) -> bytes:
-        """What the connection sends once all tasks have come to rest."""
+        """Return the bytes that the connection sends once all tasks have come to rest."""
         sent = b""
         for _ in range(TURNS):
             await asyncio.sleep(0)

@@ -225,7 +225,7 @@ async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_answers_that_are_none_fail_the_call(
     response: bytes, code: StatusCode, text: str
 ) -> None:
-    """What is not an answer of gRPC gives the error that the protocol maps it to."""
+    """An answer that is none of gRPC gives the error that the protocol maps it to."""
     async with raw_server() as (address, peers), channel(address) as client:
         call = client.unary(ECHO, b"x")
         peer = await greeted(peers)

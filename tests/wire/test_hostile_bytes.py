@@ -37,7 +37,7 @@ PIECES = (1, 2, 9, 10, 1_000)
 
 
 def client_bytes(random: Random) -> bytes:
-    """What a well-behaved client sends: calls, messages, resets, settings, pings."""
+    """The bytes of a well-behaved client: calls, messages, resets, settings, pings."""
     peer: Any = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     peer.initiate_connection()
     open_streams: list[int] = []
@@ -166,7 +166,7 @@ async def attack_client(random: Random) -> None:
 
 
 def server_bytes(random: Random) -> bytes:
-    """What a server sends, with changes."""
+    """The bytes of a server, with changes."""
     ok = frames.header_frames(b"\x88\x5f\x10application/grpc", 0, 1)
     message = frames.frame(frames.DATA, 0, 1, b"\0\0\0\0\x03abc")
     trailers = frames.header_frames(b"\x00\x0bgrpc-status\x01\x30", frames.END_STREAM, 1)

@@ -77,7 +77,7 @@ async def test_an_unknown_compression_is_refused() -> None:
 
 
 async def test_custom_metadata() -> None:
-    """What the client sends as metadata comes back with the header, and with the trailers."""
+    """Metadata of the client comes back with the header, and with the trailers."""
     sent = ((ECHO_INITIAL, "test_initial_metadata_value"), (ECHO_TRAILING, b"\xab\xab\x00\xff"))
     async with served() as address, grpc.aio.insecure_channel(address) as channel:
         unary: Any = channel.unary_unary(f"{SERVICE}UnaryCall")

@@ -205,7 +205,7 @@ class CasStore:
 
     @property
     def reads_now(self) -> bool:
-        """Whether `get_range_now` may return bytes."""
+        """Return whether `get_range_now` may return bytes."""
         return self._store.reads_now
 
     def get_range_now(self, name: str, offset: int, length: int) -> bytes | None:

@@ -56,7 +56,7 @@ async def begun(writer: Serving, request: Message) -> asyncio.Task[Any]:
 
 
 async def shown(writer: Serving, key: bytes) -> bool:
-    """Whether reads show a value of the key; all kinds of reads agree."""
+    """Return whether reads show a value of the key; all kinds of reads agree."""
     found = {(await writer.get(key, level)).found for level in (COMMITTED, LINEARIZABLE)}
     found.add((await writer.ask(kv_pb2.BatchGetRequest(keys=[key]))).results[0].found)
     found.add(key in dict(pairs(await writer.scan())))
@@ -142,7 +142,7 @@ def _time_ms(writer: Serving, held: HeldCreate) -> int:
 
 @virtual_time(seed=1)
 async def test_a_read_that_fetches_a_block_is_as_of_its_beginning() -> None:
-    """What expires while its block is fetched is shown: a later write may have found it alive."""
+    """A value that expires while its block is fetched is shown: a later write may have found it."""
     database = await Database.created()
     gate = Gate("get_range", "levels/")
     async with serving(database, before=gate, **BY_HAND) as writer:

@@ -164,7 +164,7 @@ def test_range_that_was_deleted_as_a_whole_costs_nothing(is_durable: bool) -> No
 
 
 def test_pending_transactions_limit_the_time_of_reads() -> None:
-    """What is found limits it until the transaction is settled, or decided again as another."""
+    """A found value limits the time until its transaction is settled, or is decided again."""
     layers = Layers()
     layers.land(put(b"a", expire_at_ms=NOW_MS + 10), put(b"b", expire_at_ms=NOW_MS + 5), put(b"c"))
     pending_writes = layers.pending_writes
