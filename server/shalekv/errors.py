@@ -5,7 +5,10 @@ ShaleError
 ├── Overloaded                 try again later; nothing was applied
 │   ├── QueueFull              too many bytes wait for their upload
 │   ├── LogFull                a majority of the safekeepers has no space left
-│   └── MemtableFull           too many bytes are not compacted yet
+│   ├── MemtableFull           too many bytes are not compacted yet
+│   └── QuotaExceeded          the caller has used what its quota allows
+├── Unauthenticated            who calls is not known: no credentials, or invalid ones
+├── PermissionDenied           the roles of the caller do not allow the operation
 ├── StreamTooSlow              results were not taken while others waited for memory
 ├── ReplyTooLarge              the reply would exceed the message limit
 ├── RangeTooCostly             a condition on a range would read too many deleted keys
@@ -113,6 +116,40 @@ class MemtableFull(Overloaded):
     """More bytes are not compacted yet than the settings allow."""
 
     reason = "MEMTABLE_FULL"
+
+
+class QuotaExceeded(Overloaded):
+    """The caller has used what its quota allows; nothing was applied. Try again after the delay.
+
+    `quota` is the name of the limit, such as `calls_per_s`.
+    """
+
+    reason = "QUOTA_EXCEEDED"
+
+    def __init__(self, message: str, *, retry_after_ms: int, quota: str) -> None:
+        """`retry_after_ms`: when the quota allows the operation again, if nothing else is sent."""
+        super().__init__(message, retry_after_ms=retry_after_ms)
+        self.quota = quota
+
+
+class Unauthenticated(ShaleError):
+    """The server does not know who calls: there are no credentials, or they are not valid."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(ShaleError):
+    """The roles of the caller do not allow the operation; nothing was applied.
+
+    `verb` is what it would have needed.
+    """
+
+    reason = "PERMISSION_DENIED"
+
+    def __init__(self, message: str, *, verb: str) -> None:
+        """`message` names no key that the caller did not name."""
+        super().__init__(message)
+        self.verb = verb
 
 
 class StreamTooSlow(ShaleError):

@@ -57,6 +57,9 @@ TABLE: Mapping[type[errors.ShaleError], ErrorStatus] = {
     errors.QueueFull: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.MemtableFull: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.LogFull: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
+    errors.QuotaExceeded: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
+    errors.Unauthenticated: ErrorStatus(_Code.UNAUTHENTICATED, _NO),
+    errors.PermissionDenied: ErrorStatus(_Code.PERMISSION_DENIED, _NO),
     errors.ReplyTooLarge: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.RangeTooCostly: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
     # gRPC advises ABORTED for a test-and-set that the caller has to repeat from the beginning.
@@ -132,6 +135,8 @@ _METADATA: Mapping[type[errors.ShaleError], Mapping[str, str]] = {
     errors.WatchTooSlow: {"next_seq": "next_seq"},
     errors.SeqNotReached: {"seq": "seq"},
     errors.Overloaded: {"retry_after_ms": "retry_after_ms"},
+    errors.QuotaExceeded: {"retry_after_ms": "retry_after_ms", "quota": "quota"},
+    errors.PermissionDenied: {"verb": "verb"},
     errors.Fenced: {"own_epoch": "own_epoch", "newer_epoch": "newer_epoch"},
     errors.Superseded: {"own_epoch": "own_epoch", "newer_epoch": "newer_epoch"},
     errors.StandingBy: {"writer_address": "writer_address"},

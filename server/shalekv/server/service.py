@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from shalekv.concurrency import FifoLock
 from shalekv.errors import ShaleError
+from shalekv.server.access.guard import Caller
 from shalekv.v1 import admin_pb2, kv_pb2
 
 # The error of a call that cannot be answered in time has to reach the client before the deadline:
@@ -38,6 +39,8 @@ class Call:
     deadline_ms: float | None = None  # on the clock of the runtime; None: no deadline
     # Orders the writes of one session: each takes effect after those before it; None: no session.
     write_order: FifoLock | None = None
+    caller: Caller | None = None  # None: there is no guard, so nothing is refused
+    request_id: str = ""  # of the client, for the audit log
     # Ends a stream with an error even if its client does not read what was written before.
     end: Callable[[ShaleError], None] | None = None
 

@@ -27,6 +27,7 @@ from shalekv.settings.roles import (
     WalCodec,
     WriterSettings,
 )
+from shalekv.settings.security import AccessSettings, AuditKeys, AuditLevel, TlsSettings
 from shalekv.settings.server import (
     PORT_MAX,
     STREAM_MESSAGE_BYTES_MAX,
@@ -60,9 +61,12 @@ __all__ = [
     "MIB",
     "STREAM_MESSAGE_BYTES_MAX",
     "UNIX",
+    "AccessSettings",
     "AnyConfig",
     "ArchiveUrlSettings",
     "ArchivingSettings",
+    "AuditKeys",
+    "AuditLevel",
     "CacheSettings",
     "CasChoice",
     "ChildrenSettings",
@@ -94,6 +98,7 @@ __all__ = [
     "SnapshotChoice",
     "StoreSettings",
     "TailChoice",
+    "TlsSettings",
     "UrlSettings",
     "WalChoice",
     "WalCodec",
@@ -169,6 +174,8 @@ class WriterConfig(Settings):
 
     database: DatabaseSettings
     server: ServerSettings = Field(default_factory=ServerSettings)
+    tls: TlsSettings = Field(default_factory=TlsSettings)
+    access: AccessSettings = Field(default_factory=AccessSettings)
     memory: MemorySettings = Field(default_factory=MemorySettings)
     writer: WriterSettings = Field(default_factory=WriterSettings)
     quorum: QuorumSettings = Field(default_factory=QuorumSettings)
@@ -189,6 +196,8 @@ class ReaderConfig(Settings):
 
     database: UrlSettings
     server: ServerSettings = Field(default_factory=ServerSettings)
+    tls: TlsSettings = Field(default_factory=TlsSettings)
+    access: AccessSettings = Field(default_factory=AccessSettings)
     memory: MemorySettings = Field(default_factory=MemorySettings)
     reader: ReaderSettings = Field(default_factory=ReaderSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
@@ -214,6 +223,7 @@ class SafekeeperConfig(Settings):
 
     database: ArchiveUrlSettings
     server: SafekeeperServerSettings = Field(default_factory=SafekeeperServerSettings)
+    tls: TlsSettings = Field(default_factory=TlsSettings)
     safekeeper: SafekeeperSettings = Field(default_factory=SafekeeperSettings)
     archiving: ArchivingSettings = Field(default_factory=ArchivingSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)

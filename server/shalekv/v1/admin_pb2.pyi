@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from shalekv.v1 import access_pb2 as _access_pb2
 from shalekv.v1 import kv_pb2 as _kv_pb2
 from shalekv.v1 import manifest_pb2 as _manifest_pb2
 import builtins as _builtins
@@ -1619,3 +1620,201 @@ class IngestSstReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IngestSstReply: _TypeAlias = IngestSstReply  # noqa: Y015
+
+@_typing.final
+class WhoAmIRequest(_message.Message):
+    """Asks who the caller is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _kv_pb2.RequestHeader:
+        """Optional requirements."""
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.RequestHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhoAmIRequest: _TypeAlias = WhoAmIRequest  # noqa: Y015
+
+@_typing.final
+class WhoAmIReply(_message.Message):
+    """Who the caller is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    SUBJECTS_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
+    ENFORCED_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_MS_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    """The name of the principal, such as "token:NAME". Empty: the caller is anonymous."""
+    enforced: _builtins.bool
+    """False: the policy is not enforced, and everything is allowed."""
+    expires_at_ms: _builtins.int
+    """When the credentials expire, in milliseconds since 1970. 0: never."""
+    @_builtins.property
+    def header(self) -> _kv_pb2.ReplyHeader:
+        """The view."""
+
+    @_builtins.property
+    def subjects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Further subjects that the credentials prove."""
+
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedCompositeFieldContainer[_access_pb2.AccessRule]:
+        """What the policy allows the caller."""
+
+    @_builtins.property
+    def quota(self) -> _access_pb2.AccessQuota:
+        """The quota of the caller."""
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.ReplyHeader | None = ...,
+        principal: _builtins.str = ...,
+        subjects: _abc.Iterable[_builtins.str] | None = ...,
+        rules: _abc.Iterable[_access_pb2.AccessRule] | None = ...,
+        quota: _access_pb2.AccessQuota | None = ...,
+        enforced: _builtins.bool = ...,
+        expires_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "quota", b"quota"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enforced", b"enforced", "expires_at_ms", b"expires_at_ms", "header", b"header", "principal", b"principal", "quota", b"quota", "rules", b"rules", "subjects", b"subjects"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhoAmIReply: _TypeAlias = WhoAmIReply  # noqa: Y015
+
+@_typing.final
+class GetAccessPolicyRequest(_message.Message):
+    """Asks for the access policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _kv_pb2.RequestHeader:
+        """Optional requirements."""
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.RequestHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAccessPolicyRequest: _TypeAlias = GetAccessPolicyRequest  # noqa: Y015
+
+@_typing.final
+class GetAccessPolicyReply(_message.Message):
+    """The access policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _kv_pb2.ReplyHeader:
+        """The view."""
+
+    @_builtins.property
+    def policy(self) -> _access_pb2.AccessPolicy:
+        """The newest policy in the object store."""
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.ReplyHeader | None = ...,
+        policy: _access_pb2.AccessPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAccessPolicyReply: _TypeAlias = GetAccessPolicyReply  # noqa: Y015
+
+@_typing.final
+class SetAccessPolicyRequest(_message.Message):
+    """Replaces the access policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    force: _builtins.bool
+    """Enforce a policy by which no principal but those of the server's own settings has the verb
+    ADMIN, or by which the caller would lose it. Otherwise such a policy is refused.
+    """
+    @_builtins.property
+    def header(self) -> _kv_pb2.RequestHeader:
+        """Optional requirements."""
+
+    @_builtins.property
+    def policy(self) -> _access_pb2.AccessPolicy:
+        """The new policy. Its version is that of the policy that it replaces; if another was stored
+        since, the call fails with ABORTED and changes nothing.
+        """
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.RequestHeader | None = ...,
+        policy: _access_pb2.AccessPolicy | None = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "header", b"header", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetAccessPolicyRequest: _TypeAlias = SetAccessPolicyRequest  # noqa: Y015
+
+@_typing.final
+class SetAccessPolicyReply(_message.Message):
+    """The policy is stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The version that was stored."""
+    @_builtins.property
+    def header(self) -> _kv_pb2.ReplyHeader:
+        """The view."""
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.ReplyHeader | None = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetAccessPolicyReply: _TypeAlias = SetAccessPolicyReply  # noqa: Y015

@@ -70,6 +70,21 @@ class AdminStub:
                 request_serializer=shalekv_dot_v1_dot_admin__pb2.IngestSstRequest.SerializeToString,
                 response_deserializer=shalekv_dot_v1_dot_admin__pb2.IngestSstReply.FromString,
                 _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/shalekv.v1.Admin/WhoAmI',
+                request_serializer=shalekv_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=shalekv_dot_v1_dot_admin__pb2.WhoAmIReply.FromString,
+                _registered_method=True)
+        self.GetAccessPolicy = channel.unary_unary(
+                '/shalekv.v1.Admin/GetAccessPolicy',
+                request_serializer=shalekv_dot_v1_dot_admin__pb2.GetAccessPolicyRequest.SerializeToString,
+                response_deserializer=shalekv_dot_v1_dot_admin__pb2.GetAccessPolicyReply.FromString,
+                _registered_method=True)
+        self.SetAccessPolicy = channel.unary_unary(
+                '/shalekv.v1.Admin/SetAccessPolicy',
+                request_serializer=shalekv_dot_v1_dot_admin__pb2.SetAccessPolicyRequest.SerializeToString,
+                response_deserializer=shalekv_dot_v1_dot_admin__pb2.SetAccessPolicyReply.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -128,6 +143,27 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhoAmI(self, request, context):
+        """Tells who the caller is, and what it may do. Every caller may ask.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetAccessPolicy(self, request, context):
+        """Returns the access policy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetAccessPolicy(self, request, context):
+        """Replaces the access policy, if its version is still the one that the caller has seen.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,6 +201,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.IngestSst,
                     request_deserializer=shalekv_dot_v1_dot_admin__pb2.IngestSstRequest.FromString,
                     response_serializer=shalekv_dot_v1_dot_admin__pb2.IngestSstReply.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=shalekv_dot_v1_dot_admin__pb2.WhoAmIRequest.FromString,
+                    response_serializer=shalekv_dot_v1_dot_admin__pb2.WhoAmIReply.SerializeToString,
+            ),
+            'GetAccessPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAccessPolicy,
+                    request_deserializer=shalekv_dot_v1_dot_admin__pb2.GetAccessPolicyRequest.FromString,
+                    response_serializer=shalekv_dot_v1_dot_admin__pb2.GetAccessPolicyReply.SerializeToString,
+            ),
+            'SetAccessPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetAccessPolicy,
+                    request_deserializer=shalekv_dot_v1_dot_admin__pb2.SetAccessPolicyRequest.FromString,
+                    response_serializer=shalekv_dot_v1_dot_admin__pb2.SetAccessPolicyReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -357,6 +408,87 @@ class Admin:
             '/shalekv.v1.Admin/IngestSst',
             shalekv_dot_v1_dot_admin__pb2.IngestSstRequest.SerializeToString,
             shalekv_dot_v1_dot_admin__pb2.IngestSstReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shalekv.v1.Admin/WhoAmI',
+            shalekv_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
+            shalekv_dot_v1_dot_admin__pb2.WhoAmIReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAccessPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shalekv.v1.Admin/GetAccessPolicy',
+            shalekv_dot_v1_dot_admin__pb2.GetAccessPolicyRequest.SerializeToString,
+            shalekv_dot_v1_dot_admin__pb2.GetAccessPolicyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetAccessPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shalekv.v1.Admin/SetAccessPolicy',
+            shalekv_dot_v1_dot_admin__pb2.SetAccessPolicyRequest.SerializeToString,
+            shalekv_dot_v1_dot_admin__pb2.SetAccessPolicyReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,12 @@ class AdminStub:
     """Deletes a snapshot. Deleting one that does not exist fails with NOT_FOUND."""
     IngestSst: _aio.UnaryUnaryMultiCallable[_admin_pb2.IngestSstRequest, _admin_pb2.IngestSstReply]
     """Commits SST files that are ready in the object store as one load."""
+    WhoAmI: _aio.UnaryUnaryMultiCallable[_admin_pb2.WhoAmIRequest, _admin_pb2.WhoAmIReply]
+    """Tells who the caller is, and what it may do. Every caller may ask."""
+    GetAccessPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetAccessPolicyRequest, _admin_pb2.GetAccessPolicyReply]
+    """Returns the access policy."""
+    SetAccessPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetAccessPolicyRequest, _admin_pb2.SetAccessPolicyReply]
+    """Replaces the access policy, if its version is still the one that the caller has seen."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Calls of operators and tools."""
@@ -99,5 +105,29 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_admin_pb2.IngestSstRequest, _abc.Awaitable[_admin_pb2.IngestSstReply]],
     ) -> _abc.Awaitable[_admin_pb2.IngestSstReply]:
         """Commits SST files that are ready in the object store as one load."""
+
+    @_abc_1.abstractmethod
+    def WhoAmI(
+        self,
+        request: _admin_pb2.WhoAmIRequest,
+        context: _aio.ServicerContext[_admin_pb2.WhoAmIRequest, _abc.Awaitable[_admin_pb2.WhoAmIReply]],
+    ) -> _abc.Awaitable[_admin_pb2.WhoAmIReply]:
+        """Tells who the caller is, and what it may do. Every caller may ask."""
+
+    @_abc_1.abstractmethod
+    def GetAccessPolicy(
+        self,
+        request: _admin_pb2.GetAccessPolicyRequest,
+        context: _aio.ServicerContext[_admin_pb2.GetAccessPolicyRequest, _abc.Awaitable[_admin_pb2.GetAccessPolicyReply]],
+    ) -> _abc.Awaitable[_admin_pb2.GetAccessPolicyReply]:
+        """Returns the access policy."""
+
+    @_abc_1.abstractmethod
+    def SetAccessPolicy(
+        self,
+        request: _admin_pb2.SetAccessPolicyRequest,
+        context: _aio.ServicerContext[_admin_pb2.SetAccessPolicyRequest, _abc.Awaitable[_admin_pb2.SetAccessPolicyReply]],
+    ) -> _abc.Awaitable[_admin_pb2.SetAccessPolicyReply]:
+        """Replaces the access policy, if its version is still the one that the caller has seen."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _aio.Server) -> None: ...
