@@ -44,6 +44,16 @@ class Call:
     # Ends a stream with an error even if its client does not read what was written before.
     end: Callable[[ShaleError], None] | None = None
 
+    @property
+    def principal(self) -> str:
+        """Name of the principal that calls; empty: anonymous, or there is no guard."""
+        return "" if self.caller is None else self.caller.identity.principal.name
+
+    @property
+    def secret(self) -> bytes:
+        """The secret of the policy; empty: none is stored, or there is no guard."""
+        return b"" if self.caller is None else self.caller.secret
+
     def answer_within_ms(self, now_ms: float) -> float | None:
         """Time left until an answer must be sent; None: there is no deadline."""
         if self.deadline_ms is None:

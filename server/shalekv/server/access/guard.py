@@ -19,6 +19,7 @@ class Caller:
 
     identity: Identity
     permissions: Permissions
+    secret: bytes  # of the present policy; seals what clients get to hand back
 
 
 class Permit:
