@@ -13,14 +13,17 @@ import pytest
 from shalekv.errors import BadChecksum, IllegalState
 from shalekv.format.columns import Columns, Section
 from shalekv.format.footer import SstProperties
-from shalekv.format.names import level_name, wal_name
+from shalekv.format.names import MANIFEST_FOLDER, level_name, wal_name
 from shalekv.format.records import load_entry, record_key
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_writer import encode_sst
+from shalekv.jobs.compact.claim import CompactorLeases
 from shalekv.jobs.compact.outputs import LevelWriter
 from shalekv.jobs.compact.pace import TokenBucket
-from shalekv.jobs.compact.parts import run_part
-from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, WalResult
+from shalekv.jobs.compact.parts import OwnProcessParts, run_part
+from shalekv.jobs.compact.run import Compactions
+from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, WalJob, WalResult
+from shalekv.protocol.compaction.publish import CompactorId
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
 from shalekv.protocol.loads import is_pending, register_load
@@ -29,7 +32,9 @@ from shalekv.protocol.sst_table import SstTable
 from shalekv.settings import KIB, MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
+from shalekv.store.manifests import CompactorManifest, StoredManifest
 from tests.kit.engine.compaction import (
+    NONCE,
     OWNER,
     STORE_NOW_MS,
     CompactedDatabase,
@@ -44,6 +49,7 @@ from tests.kit.engine.compaction import (
 from tests.kit.engine.hand_clock import HandClock
 from tests.kit.engine.naive_merge import NaiveLevels
 from tests.kit.inline_runtime import inline_runtime
+from tests.kit.store import FaultyStore, Request, nothing
 from tests.unit.jobs.compact.range_jobs import ranged
 
 OVER_MS = STORE_NOW_MS + 5
@@ -81,6 +87,38 @@ async def test_above_the_bottom_they_stay() -> None:
         (b"b", Kind.TOMBSTONE, b""),
         (b"c", Kind.RANGE_TOMBSTONE, b"d"),
     ]
+
+
+async def test_a_result_that_counts_is_published_once() -> None:
+    """A result stays published once if another edit follows before its compactor has looked."""
+    database = await CompactedDatabase.begun()
+    await database.write([put(b"a")])
+    passed_by: list[str] = []
+
+    async def edit_once_published(request: Request) -> None:
+        if request.operation == "create" and request.name.startswith(MANIFEST_FOLDER):
+            if not (await database.stored.refresh()).leveled_ssts:
+                return  # the edit that takes the lease of the job
+            store.after = nothing
+            passed_by.append(request.name)
+            await database.stored.edit(
+                lambda current: replace(current, gc_cutoff_ms=current.gc_cutoff_ms + 1),
+                lambda _: True,
+            )
+
+    store = FaultyStore(database.store, after=edit_once_published)
+    cas = CasStore(store, database.cas.runtime, database.settings.store)
+    manifest = CompactorManifest(StoredManifest(cas), CompactorId(1, NONCE))
+    leases = CompactorLeases(cas, ttl_s=600, holder="test")
+    compactions = Compactions(cas, manifest, leases, database.settings, OwnProcessParts(cas))
+    current, job = await manifest.refresh(), WalJob(range(1), "by hand")
+    running = asyncio.create_task(compactions.run(job, current, Version.of(current), lambda: True))
+    while not running.done():
+        database.clock.advance(1_000)  # a second edit would wait for its turn
+        await asyncio.sleep(0)
+    await running
+    assert passed_by
+    assert len((await database.stored.refresh()).leveled_ssts) == 1
 
 
 async def test_tombstone_of_a_sweep_keeps_its_expiry() -> None:
