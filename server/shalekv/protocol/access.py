@@ -11,14 +11,34 @@ decision. What an operation needs is said by `shalekv.server.access.needs`, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
-from shalekv.protocol.entry import KeyRange
+from shalekv.errors import InvalidRequest
+from shalekv.protocol.entry import KEY_BYTES_MAX, KeyRange, coalesced
 
 AUTHENTICATED, ANYBODY = "authenticated", "anonymous"
 ROOT = "root"  # a role that every policy has: all verbs on all keys
 ALL_KEYS = KeyRange(b"", b"")
+SECRET_BYTES = 32
+
+ROLES_MAX = 1_000
+GRANTS_MAX = 10_000
+RULES_MAX = 10_000  # of all roles together
+ROLES_OF_GRANT_MAX = 100
+NAME_CHARS_MAX = 128
+SUBJECT_CHARS_MAX = 1_024
+LIMIT_MAX = 2**63 - 1  # of a quota
+
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/@-]{{0,{NAME_CHARS_MAX - 1}}}")
+_KINDS = ("token", "uri", "dns", "cn", "oidc", "claim")
+SUBJECT_FORMS = (
+    "token:NAME, uri:URI, dns:NAME, cn:NAME, oidc:SUBJECT, claim:NAME=VALUE, "
+    f"{AUTHENTICATED} or {ANYBODY}"
+)
 
 
 class Verb(StrEnum):
@@ -46,6 +66,13 @@ class Principal:
 
 
 ANONYMOUS = Principal("")
+
+
+def subjects_of(principal: Principal) -> frozenset[str]:
+    """Return all subjects whose grants are the principal's."""
+    if not principal.name:
+        return frozenset((ANYBODY,))
+    return principal.others | {principal.name, AUTHENTICATED, ANYBODY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +137,163 @@ class Policy:
 
 
 class Permissions:
-    """What the roles of one principal allow."""
+    """What the roles of one principal allow.
+
+    For each verb there are the bounds of its ranges of keys, which neither overlap nor touch:
+    start, end, start, end, ..., without the last end if the last range has none. So a key is in a
+    range if the number of bounds up to it is odd.
+    """
+
+    __slots__ = ("_bounds",)
+
+    def __init__(self, ranges: Mapping[Verb, Iterable[KeyRange]]) -> None:
+        """`ranges` are those in which each verb is allowed, in any order."""
+        self._bounds = {verb: _bounds(ranges.get(verb, ())) for verb in Verb}
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing at all is allowed."""
+        return not any(self._bounds.values())
 
     def allow(self, need: Need) -> bool:
-        """Return whether all keys of the need are in ranges in which the verb is allowed."""
-        raise NotImplementedError
+        """Return whether all keys of the need are in ranges in which the verb is allowed.
+
+        A range without a key counts as its first key: it is no way around the rules.
+        """
+        start, end = need.keys
+        bounds = self._bounds[need.verb]
+        at = bisect_right(bounds, start)
+        if not at & 1:
+            return False
+        return at == len(bounds) or (bool(end) and end <= bounds[at])
+
+    def allow_key(self, verb: Verb, key: bytes) -> bool:
+        """Return whether the verb is allowed on this key."""
+        return bisect_right(self._bounds[verb], key) & 1 == 1
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the fewest rules that allow the same: one for each range and its verbs."""
+        verbs: dict[KeyRange, list[Verb]] = {}
+        for verb, bounds in self._bounds.items():
+            ends = (*bounds[1::2], b"")
+            for start, end in zip(bounds[::2], ends, strict=False):
+                verbs.setdefault(KeyRange(start, end), []).append(verb)
+        return tuple(Rule(frozenset(verbs[keys]), keys) for keys in sorted(verbs))
+
+
+def _bounds(ranges: Iterable[KeyRange]) -> Sequence[bytes]:
+    bounds: list[bytes] = []
+    for start, end in coalesced([keys for keys in ranges if not keys.is_empty]):
+        bounds += (start, end) if end else (start,)
+    return bounds
+
+
+EVERYTHING = Permissions(dict.fromkeys(Verb, (ALL_KEYS,)))
 
 
 def permissions_of(policy: Policy, principal: Principal) -> Permissions:
     """Collect what the policy allows the principal; everything, if it is not enforced."""
-    raise NotImplementedError
+    if not policy.is_enforced:
+        return EVERYTHING
+    subjects = subjects_of(principal)
+    names = {name for grant in policy.grants if grant.subject in subjects for name in grant.roles}
+    if ROOT in names:
+        return EVERYTHING
+    ranges: dict[Verb, list[KeyRange]] = {verb: [] for verb in Verb}
+    for role in policy.roles:
+        for rule in role.rules if role.name in names else ():
+            for verb in rule.verbs:
+                ranges[verb].append(rule.keys)
+    return Permissions(ranges)
 
 
 def quota_of(policy: Policy, principal: Principal) -> Quota:
     """Return the smallest limit of each kind that the grants of the principal set."""
-    raise NotImplementedError
+    if not policy.is_enforced:
+        return Quota()
+    subjects = subjects_of(principal)
+    quotas = [grant.quota for grant in policy.grants if grant.subject in subjects]
+    limits = {
+        kind.name: min(filter(None, (getattr(quota, kind.name) for quota in quotas)), default=0)
+        for kind in fields(Quota)
+    }
+    return Quota(**limits)
+
+
+def check_policy(policy: Policy) -> None:
+    """Check a policy that is to be stored. Raises `InvalidRequest` with the path of the field."""
+    _check_count("policy.roles", len(policy.roles), ROLES_MAX)
+    _check_count("policy.grants", len(policy.grants), GRANTS_MAX)
+    _check_count("policy.roles", sum(len(role.rules) for role in policy.roles), RULES_MAX, "rules")
+    for at, role in enumerate(policy.roles):
+        _check_role(f"policy.roles[{at}]", role)
+    names = {ROOT, *(role.name for role in policy.roles)}
+    _check_distinct("policy.roles", "name", [role.name for role in policy.roles])
+    for at, grant in enumerate(policy.grants):
+        _check_grant(f"policy.grants[{at}]", grant, names)
+    _check_distinct("policy.grants", "subject", [grant.subject for grant in policy.grants])
+
+
+def check_subject(field_path: str, subject: str) -> None:
+    """Check the form of a subject. Raises `InvalidRequest`."""
+    kind, _, rest = subject.partition(":")
+    is_known = subject in (AUTHENTICATED, ANYBODY) or (kind in _KINDS and rest != "")
+    if kind == "claim":
+        is_known = rest.find("=") > 0
+    if not is_known:
+        raise InvalidRequest(field_path, f"{subject!r} is not a subject: {SUBJECT_FORMS}")
+    if not subject.isprintable() or subject != subject.strip():
+        problem = f"{subject!r} has a control character, or a blank at its end"
+        raise InvalidRequest(field_path, problem)
+    if len(subject) > SUBJECT_CHARS_MAX:
+        raise InvalidRequest(field_path, f"has more than {SUBJECT_CHARS_MAX} characters")
+
+
+def _check_role(path: str, role: Role) -> None:
+    if _NAME.fullmatch(role.name) is None:
+        raise InvalidRequest(
+            f"{path}.name",
+            f"{role.name!r} is not the name of a role: at most {NAME_CHARS_MAX} of A-Z, a-z, 0-9 "
+            "and ._:/@-, and a letter or digit first",
+        )
+    if role.name == ROOT:
+        raise InvalidRequest(f"{path}.name", f"every policy has the role {ROOT!r} already")
+    for at, rule in enumerate(role.rules):
+        _check_rule(f"{path}.rules[{at}]", rule)
+
+
+def _check_rule(path: str, rule: Rule) -> None:
+    if not rule.verbs:
+        raise InvalidRequest(f"{path}.verbs", "a rule has at least one verb")
+    if Verb.ADMIN in rule.verbs and rule.keys != ALL_KEYS:
+        raise InvalidRequest(f"{path}.range", f"the verb {Verb.ADMIN!s} has no range of keys")
+    if rule.keys.is_empty:
+        raise InvalidRequest(f"{path}.range", "the range has no keys: its end is not above start")
+    # The end may be one byte longer than a key: the end of a prefix, or "after this key".
+    if len(rule.keys.start) > KEY_BYTES_MAX or len(rule.keys.end) > KEY_BYTES_MAX + 1:
+        raise InvalidRequest(f"{path}.range", f"a key has at most {KEY_BYTES_MAX} bytes")
+
+
+def _check_grant(path: str, grant: Grant, names: set[str]) -> None:
+    check_subject(f"{path}.subject", grant.subject)
+    _check_count(f"{path}.roles", len(grant.roles), ROLES_OF_GRANT_MAX)
+    _check_distinct(f"{path}.roles", "name", grant.roles)
+    for name in grant.roles:
+        if name not in names:
+            raise InvalidRequest(f"{path}.roles", f"there is no role {name!r}")
+    for kind in fields(Quota):
+        if not 0 <= getattr(grant.quota, kind.name) <= LIMIT_MAX:
+            raise InvalidRequest(f"{path}.quota.{kind.name}", f"is not in 0..{LIMIT_MAX}")
+
+
+def _check_count(path: str, count: int, most: int, what: str = "elements") -> None:
+    if count > most:
+        raise InvalidRequest(path, f"has {count} {what}, {most} at most")
+
+
+def _check_distinct(path: str, what: str, values: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise InvalidRequest(path, f"the {what} {value!r} is there twice")
+        seen.add(value)
