@@ -1,18 +1,41 @@
 """TLS of both sides: contexts made of files that are read again when they change.
 
-A context is made for each new connection from the newest files that could be used together. Those
-that cannot, because a half of a pair is not replaced yet or is damaged, are logged once, and the
-last good ones stay in use. Connections that exist keep theirs. Versions are TLS 1.2 and later, and
-ALPN must choose `h2`.
+A new connection gets the context of the newest files that could be used together. Those that
+cannot, because a half of a pair is not replaced yet or is damaged, are logged once, and the last
+good ones stay in use. Connections that exist keep theirs. Versions are TLS 1.2 and later, and ALPN
+must choose `h2`.
+
+A change makes another context, so no session of the one before can be resumed: a client whose
+authority was removed shows its certificate again, and is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 import ssl
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 ALPN = "h2"
+# Of TLS 1.2: with forward secrecy, and authenticated. Those of TLS 1.3 all are.
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+LOOK_INTERVAL_S = 1.0  # between two looks at the files
+# Files younger than this are compared by their contents: on some file systems two changes within
+# this time give the same time of modification.
+SETTLING_S = 3.0
+FILE_BYTES_MAX = 8 * 1024 * 1024
+READ_TRIES = 5  # of files that change while they are read
+END_NOTICE = timedelta(days=30)  # certificates that end sooner are logged
+END_NOTICE_INTERVAL_S = 24 * 3_600.0  # between two such lines
+
+_PEM_BLOCK = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_COMMON_NAME = bytes.fromhex("0603550403")  # 2.5.4.3, encoded
+_EXPLICIT_VERSION = 0xA0  # tag of the first field of a certificate, which may be missing
+_UTC_TIME = 0x17  # tag of a time whose year has two digits
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +53,36 @@ class TlsFiles:
     key: str = ""
     authority: str = ""
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files that there are."""
+        return tuple(filter(None, (self.certificate, self.key, self.authority)))
+
+
+class UnusableFiles(ValueError):
+    """Files that no context can be made of. The text says which, and why; it has nothing secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What `TlsFiles` have in them, which belongs together; b"" of a path that is empty."""
+
+    certificate: bytes = b""
+    key: bytes = b""
+    authority: bytes = b""
+
+    def __repr__(self) -> str:
+        """Show nothing: one of them is a secret."""
+        return "Contents(...)"
+
+    def digest(self) -> bytes:
+        """Return the digest of all of them."""
+        whole = hashlib.sha256()
+        for each in (self.certificate, self.key, self.authority):
+            whole.update(len(each).to_bytes(8))
+            whole.update(each)
+        return whole.digest()
+
 
 class TlsContexts:
     """The context for the next connection of one side."""
@@ -38,19 +91,229 @@ class TlsContexts:
         """Read the files.
 
         Raises:
-            OSError: a file cannot be read.
-            ssl.SSLError: they are not PEM, or do not belong together.
-            ValueError: there is a certificate without a key, or a key without a certificate; or a
-                server without both.
+            UnusableFiles: a file cannot be read, or they are not PEM, or do not belong together, or
+                the key is protected by a password, or one of them is missing.
         """
-        self._files = files
+        if bool(files.certificate) != bool(files.key):
+            raise UnusableFiles("a certificate and its key belong together: give both")
+        if is_server and not files.certificate:
+            raise UnusableFiles("a server needs a certificate and its key")
+        self.files = files
         self._is_server = is_server
-        self._digest = b""
-        raise NotImplementedError
+        for _ in range(READ_TRIES):
+            self.contents = _read(files)  # that are in use
+            self._context = _context(files, self.contents, is_server=is_server)
+            if _read(files) == self.contents:
+                break
+        else:
+            raise UnusableFiles(f"{', '.join(files.paths)}: they change while they are read")
+        self._used = self._seen = self.contents.digest()
+        self._stats = _stats(files)  # None: they are young
+        self._looked_s = time.monotonic()
+        self._warned_s = float("-inf")
+        self._ends = _first_end(files, self.contents)
+        self._warn_of_end()
 
     def current(self) -> ssl.SSLContext:
         """Return the context of the newest files that are good.
 
         Looks at the files at most once a second.
         """
-        raise NotImplementedError
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_INTERVAL_S:
+            self._looked_s = now_s
+            self._look()
+            self._warn_of_end()
+        return self._context
+
+    def _look(self) -> None:
+        """Read the files again if they have changed."""
+        stats = _stats(self.files)
+        if stats is not None and stats == self._stats:
+            return
+        self._stats = stats
+        try:
+            contents = _read(self.files)
+        except UnusableFiles as error:
+            self._refuse(str(error).encode(), error)
+            return
+        digest = contents.digest()
+        if digest == self._seen:
+            return
+        if digest == self._used:
+            self._seen = digest
+            _log.info("TLS files are again those that are in use: %s", self._ends)
+            return
+        try:
+            context = _context(self.files, contents, is_server=self._is_server)
+            if _read(self.files) != contents:
+                self._stats = None  # they change at this moment: the next look is right
+                return
+        except UnusableFiles as error:
+            self._refuse(digest, error)
+            return
+        self._context, self.contents = context, contents
+        self._used = self._seen = digest
+        self._ends, self._warned_s = _first_end(self.files, contents), float("-inf")
+        names = ", ".join(self.files.paths)
+        _log.info("TLS files are used from now on: %s; %s", names, self._ends)
+
+    def _refuse(self, seen: bytes, error: UnusableFiles) -> None:
+        """Log once that the files cannot be used."""
+        if seen != self._seen:
+            self._seen = seen
+            _log.warning("TLS files cannot be used, and those before stay in use: %s", error)
+
+    def _warn_of_end(self) -> None:
+        """Log a certificate that ends soon, once a day."""
+        now_s = time.monotonic()
+        left = self._ends.ends - datetime.now(UTC)
+        if left < END_NOTICE and now_s - self._warned_s > END_NOTICE_INTERVAL_S:
+            self._warned_s = now_s
+            what = "has expired" if left < timedelta() else f"expires in {left.days} days"
+            _log.warning("a certificate %s: %s", what, self._ends)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A certificate, for logs."""
+
+    path: str
+    subject: str
+    ends: datetime
+
+    def __str__(self) -> str:
+        until = f"{self.ends:%Y-%m-%d %H:%M} UTC"
+        return f"certificate {self.subject!r} of {self.path}, valid until {until}"
+
+
+def _read(files: TlsFiles) -> Contents:
+    """Read all files. Raises `UnusableFiles`."""
+    return Contents(*map(_read_file, (files.certificate, files.key, files.authority)))
+
+
+def _read_file(path: str) -> bytes:
+    if not path:
+        return b""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise UnusableFiles(f"{path}: {error.strerror or error}") from None
+    if not data or len(data) > FILE_BYTES_MAX:
+        raise UnusableFiles(f"{path}: it is empty" if not data else f"{path}: it is too large")
+    return data
+
+
+def _stats(files: TlsFiles) -> tuple[tuple[int, ...], ...] | None:
+    """Return what differs when a file was replaced; None: compare the contents."""
+    found = []
+    try:
+        for path in files.paths:
+            stat = Path(path).stat()
+            if abs(time.time() - stat.st_mtime) < SETTLING_S:
+                return None
+            found.append(
+                (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            )
+    except OSError:
+        return None
+    return tuple(found)
+
+
+def _context(files: TlsFiles, contents: Contents, *, is_server: bool) -> ssl.SSLContext:
+    """Make a context. Raises `UnusableFiles`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols([ALPN])
+    if files.certificate:
+        _load_pair(context, files, contents)
+    if files.authority:
+        try:
+            context.load_verify_locations(cadata=contents.authority.decode("ascii", "ignore"))
+        except (ssl.SSLError, ValueError):
+            raise UnusableFiles(f"{files.authority}: no certificates in PEM") from None
+    elif not is_server:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    if is_server and files.authority:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _load_pair(context: ssl.SSLContext, files: TlsFiles, contents: Contents) -> None:
+    def refuse_password() -> str:
+        # Without this, OpenSSL would ask for it on the terminal.
+        raise UnusableFiles(f"{files.key}: the key is protected by a password")
+
+    if b"-----BEGIN CERTIFICATE-----" not in contents.certificate:
+        raise UnusableFiles(f"{files.certificate}: no certificate in PEM")
+    if b"PRIVATE KEY-----" not in contents.key:
+        raise UnusableFiles(f"{files.key}: no private key in PEM")
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=refuse_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            text = f"the key {files.key} is not that of the certificate {files.certificate}"
+        else:
+            why = error.reason or "damaged PEM"
+            text = f"{files.certificate} and {files.key} cannot be loaded: {why}"
+        raise UnusableFiles(text) from None
+    except OSError as error:
+        raise UnusableFiles(f"{files.certificate}, {files.key}: {error.strerror}") from None
+
+
+def _first_end(files: TlsFiles, contents: Contents) -> _End:
+    """Return the certificate that ends first: of this side's, or of the authorities if it has none.
+
+    Authorities that end are no news beside: files of them keep old ones for a while.
+    """
+    path, data = files.certificate, contents.certificate
+    if not path:
+        path, data = files.authority, contents.authority
+    found = [_parsed(path, each) for each in _PEM_BLOCK.findall(data.decode("ascii", "ignore"))]
+    never = _End(path, "of the system", datetime.max.replace(tzinfo=UTC))
+    return min(found, key=lambda each: each.ends, default=never)
+
+
+def _parsed(path: str, pem: str) -> _End:
+    """Take the name and the end from a certificate that OpenSSL has accepted.
+
+    Certificate ::= SEQUENCE { SEQUENCE { [0] version, serial, algorithm, issuer,
+    SEQUENCE { not before, not after }, subject, ... }, ... }
+    """
+    data = ssl.PEM_cert_to_DER_cert(pem)
+    _, at, _ = _element(data, 0)
+    _, at, _ = _element(data, at)
+    fields = []
+    for _ in range(6):
+        kind, begin, end = _element(data, at)
+        at = end
+        if kind != _EXPLICIT_VERSION:
+            fields.append((begin, end))
+    (serial_begin, serial_end), (validity, _), (subject_begin, subject_end) = (
+        fields[0],
+        fields[3],
+        fields[4],
+    )
+    _, _, before_end = _element(data, validity)
+    kind, begin, end = _element(data, before_end)
+    text = data[begin:end].decode("ascii")
+    if kind == _UTC_TIME:
+        text = ("19" if text >= "5" else "20") + text
+    ends = datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+    found = data.rfind(_COMMON_NAME, subject_begin, subject_end)
+    if found < 0:
+        return _End(path, f"number {data[serial_begin:serial_end].hex()}", ends)
+    _, begin, end = _element(data, found + len(_COMMON_NAME))
+    return _End(path, data[begin:end].decode("utf-8", "replace"), ends)
+
+
+def _element(data: bytes, at: int) -> tuple[int, int, int]:
+    """Return the tag of an element of DER, and where its contents begin and end."""
+    kind, size, begin = data[at], data[at + 1], at + 2
+    if size & 0x80:
+        count = size & 0x7F
+        size, begin = int.from_bytes(data[begin : begin + count]), begin + count
+    return kind, begin, begin + size
