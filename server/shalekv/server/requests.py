@@ -6,28 +6,29 @@ continues, are at the end.
 
 Layout of a page token, numbers least significant byte first:
 
-    0   CRC-32C of the rest u32
-    4   version u8, flags u8: 1 reverse, 2 keys only
-    6   database id 16
-    22  version 1: id u64 of a view that this server keeps
-        version 2: id of a snapshot 16
-    ..  hash of the range 16
+    0   seal 16
+    16  id u64 of a view that this server keeps; left out at a snapshot
     ..  the last key of the page
+
+The seal is a BLAKE2b of the rest and of all that the token is bound to, keyed with the secret of
+the access policy. As long as no policy is stored, there is no key: then anybody can make a token,
+and what keeps a scan in its range is that the range is checked, as that of any other scan.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from hmac import compare_digest
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from shalekv.clock import Clock
-from shalekv.errors import DeadlinePassed, InvalidRequest
+from shalekv.errors import DeadlinePassed, InvalidRequest, PageExpired
 from shalekv.format.coding import crc32c
 from shalekv.format.records import CLIENT_KEY_BYTES_MAX
 from shalekv.protocol.entry import KEY_BYTES_MAX, NO_EXPIRY, KeyRange, Kind, prefix_end
@@ -59,14 +60,11 @@ SNAPSHOT_ID_BYTES = 16
 _LEVELS = frozenset(kv_pb2.ReadLevel.values())
 _DURABILITIES = frozenset(kv_pb2.Durability.values())
 
-_TOKEN_HEAD = struct.Struct("<IBB16s")
-_CHECKSUM = struct.Struct("<I")
+_SEAL_BYTES = 16
+_PERSON = b"shalekv page"
+_BOUND = struct.Struct("<16s??4I")
 _VIEW_ID = struct.Struct("<Q")
-_AT_VIEW, _AT_SNAPSHOT = 1, 2  # versions of a page token
-_PLACE_BYTES = {_AT_VIEW: _VIEW_ID.size, _AT_SNAPSHOT: SNAPSHOT_ID_BYTES}
-_RANGE_HASH_BYTES = 16
-_REVERSE, _KEYS_ONLY = 1, 2  # flags of a page token
-_PAGE_FIELD = "page_token"
+_BYTES_0_7 = 46  # of a token of version 0.7, at least, without the key
 _PUT = Kind.PUT
 _PLAIN = frozenset(("put", "delete"))  # changes that need no transaction
 CHANGES_AT_ONCE = 1_000  # converted before other tasks may run: about a millisecond
@@ -356,26 +354,15 @@ def within(path: str, error: InvalidRequest) -> InvalidRequest:
     return InvalidRequest(f"{path}.{error.field}".rstrip("."), error.problem)
 
 
-@dataclass(frozen=True, slots=True)
-class PageToken:
+class PageToken(NamedTuple):
     """Position of a scan: the next page begins behind `last_key`.
 
-    `view` is the id of a view that this server keeps, or the id of a snapshot, which any server can
-    read.
+    `view` is the id of a view that this server keeps; None: the scan is at a snapshot, which any
+    server can read.
     """
 
-    view: int | bytes
+    view: int | None
     last_key: bytes
-
-    def encode(self, database_id: bytes, request: kv_pb2.ScanRequest, keys: KeyRange) -> bytes:
-        """Encode the token for a client, sealed with database, range and order of the scan."""
-        if isinstance(self.view, int):
-            version, place = _AT_VIEW, _VIEW_ID.pack(self.view)
-        else:
-            version, place = _AT_SNAPSHOT, self.view
-        head = _TOKEN_HEAD.pack(0, version, _flags(request), database_id)
-        sealed = head[_CHECKSUM.size :] + place + _range_hash(keys) + self.last_key
-        return _CHECKSUM.pack(crc32c(sealed)) + sealed
 
     def rest(self, keys: KeyRange, *, reverse: bool) -> KeyRange:
         """Return the part of `keys` after this page."""
@@ -384,43 +371,57 @@ class PageToken:
         return KeyRange(self.last_key + b"\0", keys.end)
 
 
-def decode_page_token(database_id: bytes, request: kv_pb2.ScanRequest, keys: KeyRange) -> PageToken:
-    """Decode the token of a request.
+@dataclass(frozen=True, slots=True)
+class PageSeal:
+    """What the page tokens of one scan are bound to: its database, caller, range and order."""
 
-    Raises `InvalidRequest` if it is damaged, or belongs to another database or another scan.
-    """
-    token = request.page_token
-    if len(token) < _TOKEN_HEAD.size:
-        raise InvalidRequest(_PAGE_FIELD, "is no page token: it is too short")
-    checksum, version, flags, database = _TOKEN_HEAD.unpack_from(token)
-    if crc32c(token[_CHECKSUM.size :]) != checksum:
-        raise InvalidRequest(_PAGE_FIELD, "is not as it was given out: its checksum does not match")
-    if version not in _PLACE_BYTES:
-        raise InvalidRequest(
-            _PAGE_FIELD, f"is of version {version}, which this server does not know"
-        )
-    hash_at = _TOKEN_HEAD.size + _PLACE_BYTES[version]
-    key_at = hash_at + _RANGE_HASH_BYTES
-    if len(token) <= key_at:
-        raise InvalidRequest(_PAGE_FIELD, "is no page token: it is too short")
-    if database != database_id:
-        raise InvalidRequest(_PAGE_FIELD, "belongs to another database")
-    if (flags, token[hash_at:key_at]) != (_flags(request), _range_hash(keys)):
-        raise InvalidRequest(
-            _PAGE_FIELD, "belongs to a scan with another range, order or keys_only"
-        )
-    place = token[_TOKEN_HEAD.size : hash_at]
-    if request.header.snapshot_id != (place if version == _AT_SNAPSHOT else b""):
-        raise InvalidRequest(_PAGE_FIELD, "belongs to a scan at another snapshot, or at none")
-    view = place if version == _AT_SNAPSHOT else _VIEW_ID.unpack(place)[0]
-    return PageToken(view, token[key_at:])
+    database_id: bytes
+    principal: str  # name of the caller; empty: anonymous
+    secret: bytes  # of the access policy; empty: none is stored
+    keys: KeyRange
+
+    def encode(self, token: PageToken, request: kv_pb2.ScanRequest) -> bytes:
+        """Encode a token for the caller of this scan."""
+        rest = (b"" if token.view is None else _VIEW_ID.pack(token.view)) + token.last_key
+        return self.seal(rest, request) + rest
+
+    def decode(self, request: kv_pb2.ScanRequest) -> PageToken:
+        """Decode the token of a request that continues this scan.
+
+        Raises `InvalidRequest` if it was not given out for this scan and this caller, and
+        `PageExpired` if that was before there was a policy, or by a version before this one.
+        """
+        token = request.page_token
+        seal, rest = token[:_SEAL_BYTES], token[_SEAL_BYTES:]
+        is_altered = not compare_digest(self.seal(rest, request), seal)
+        if is_altered and (_is_of_version_0_7(token) or self._is_unkeyed(seal, rest, request)):
+            raise PageExpired(
+                "this page token was given out before the database had an access policy, or by an "
+                "earlier version of the server. Begin the scan again"
+            )
+        id_bytes = 0 if request.header.snapshot_id else _VIEW_ID.size
+        last_key, (start, end) = rest[id_bytes:], self.keys
+        if is_altered or not last_key or last_key < start or (end and last_key >= end):
+            raise InvalidRequest("page_token", "was not given out for this scan")
+        return PageToken(_VIEW_ID.unpack_from(rest)[0] if id_bytes else None, last_key)
+
+    def _is_unkeyed(self, seal: bytes, rest: bytes, request: kv_pb2.ScanRequest) -> bool:
+        """Return whether the token was given out when there was no secret, nor, perhaps, names."""
+        unkeyed = [replace(self, secret=b"", principal=name) for name in ("", self.principal)]
+        return seal in [each.seal(rest, request) for each in unkeyed]
+
+    def seal(self, rest: bytes, request: kv_pb2.ScanRequest) -> bytes:
+        """Return the seal of a token whose bytes behind the seal are `rest`."""
+        start, end = self.keys
+        name = self.principal.encode(errors="surrogatepass")
+        snapshot_id = request.header.snapshot_id
+        lengths = len(name), len(snapshot_id), len(start), len(end)
+        bound = _BOUND.pack(self.database_id, request.reverse, request.keys_only, *lengths)
+        sealed = b"".join((bound, name, snapshot_id, start, end, rest))
+        key = self.secret
+        return blake2b(sealed, digest_size=_SEAL_BYTES, key=key, person=_PERSON).digest()
 
 
-def _flags(request: kv_pb2.ScanRequest) -> int:
-    return (_REVERSE if request.reverse else 0) | (_KEYS_ONLY if request.keys_only else 0)
-
-
-def _range_hash(keys: KeyRange) -> bytes:
-    start_len = len(keys.start).to_bytes(4, "little")
-    data = start_len + keys.start + keys.end
-    return hashlib.blake2b(data, digest_size=_RANGE_HASH_BYTES).digest()
+def _is_of_version_0_7(token: bytes) -> bool:
+    """Return whether this is an intact token of version 0.7 or earlier: a CRC-32C, and the rest."""
+    return len(token) > _BYTES_0_7 and crc32c(token[4:]) == int.from_bytes(token[:4], "little")

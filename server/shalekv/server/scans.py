@@ -39,8 +39,8 @@ from shalekv.server.requests import (
     LINEARIZABLE,
     UNCOMMITTED,
     LevelValue,
+    PageSeal,
     PageToken,
-    decode_page_token,
 )
 from shalekv.server.service import Call
 from shalekv.settings import KIB, LimitSettings
@@ -255,31 +255,30 @@ class Scans:
         self.views = views
         self._stalls = Stalls(clock, limits.result_stalled_ms)
         self.result_budget = MemoryBudget(limits.result_bytes_max, self._stalls)  # unread messages
-        self._database_id = engine.database_id
 
     def scan(
         self, request: kv_pb2.ScanRequest, level: LevelValue, call: Call
     ) -> AsyncIterator[bytes]:
         """Read a range at one sequence number and one logical time; yields serialized replies."""
         keys = requests.key_range(request.range)
-        token = None
-        if request.page_token:
-            token = decode_page_token(self._database_id, request, keys)
+        seal = PageSeal(self._engine.database_id, call.principal, call.secret, keys)
+        token = seal.decode(request) if request.page_token else None
         if request.header.snapshot_id:
-            return self._at_snapshot(request, keys, token, call)
-        return self._at_view(request, keys, token, level, call)
+            return self._at_snapshot(request, seal, token, call)
+        return self._at_view(request, seal, token, level, call)
 
     async def _at_snapshot(
-        self, request: kv_pb2.ScanRequest, keys: KeyRange, token: PageToken | None, call: Call
+        self, request: kv_pb2.ScanRequest, seal: PageSeal, token: PageToken | None, call: Call
     ) -> AsyncGenerator[bytes, None]:
-        """Scan a snapshot. Its page tokens name the snapshot, so any server can continue."""
-        snapshots, snapshot_id = self._snapshots, request.header.snapshot_id
+        """Scan a snapshot. Any server can continue at its page tokens."""
+        snapshots, rest = self._snapshots, seal.keys
         opened = await snapshots.open(request.header)
-        rest = keys if token is None else token.rest(keys, reverse=request.reverse)
+        if token is not None:
+            rest = token.rest(rest, reverse=request.reverse)
         slices = snapshots.slices(opened, rest, request)
 
         def next_page(last_key: bytes) -> bytes:
-            return PageToken(snapshot_id, last_key).encode(self._database_id, request, keys)
+            return seal.encode(PageToken(None, last_key), request)
 
         header = snapshots.header(opened.view)
         async with self._ahead(opened) as ahead, aclosing(slices):
@@ -292,24 +291,24 @@ class Scans:
     async def _at_view(
         self,
         request: kv_pb2.ScanRequest,
-        keys: KeyRange,
+        seal: PageSeal,
         token: PageToken | None,
         level: LevelValue,
         call: Call,
     ) -> AsyncGenerator[bytes, None]:
         """Scan the view of the page token, or else the newest one, and keep it for next pages."""
         kept = _KeptView()
-        rest = keys
+        rest = seal.keys
         if token is None:
             staleness_ms = self._freshness.check(request.header)
             if staleness_ms is None:
                 staleness_ms = await self._freshness.wait(request.header, call)
             opened = await self._open(level, staleness_ms)
         else:
-            kept.view_id = cast("int", token.view)
-            opened = self.views.find(kept.view_id)
-            self.views.keep(opened, kept.view_id)
-            rest = token.rest(keys, reverse=request.reverse)
+            kept.view_id = view_id = cast("int", token.view)
+            opened = self.views.find(view_id)
+            self.views.keep(opened, view_id)
+            rest = token.rest(seal.keys, reverse=request.reverse)
             staleness_ms = math.ceil(self._clock.monotonic_ms() - opened.complete_until_ms)
         header = self._headers.encode(opened.view.seq, opened.view.wal_id, staleness_ms)
         ahead = self._ahead(opened)
@@ -318,7 +317,7 @@ class Scans:
 
         def next_page(last_key: bytes) -> bytes:
             kept.view_id = self.views.keep(scan.opened, kept.view_id)
-            return PageToken(kept.view_id, last_key).encode(self._database_id, request, keys)
+            return seal.encode(PageToken(kept.view_id, last_key), request)
 
         with self.views.running(scan):
             async with aclosing(scan), ahead as share:  # all is released when the caller goes

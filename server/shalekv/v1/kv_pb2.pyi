@@ -1217,7 +1217,8 @@ class ScanRequest(_message.Message):
     and snapshot must be as they were, limits may differ. The server keeps the view for
     `scan_view_ttl_ms` (server setting) after its last page; then, and after a restart, the token
     is refused with ABORTED (reason PAGE_EXPIRED): begin again. The token of a scan at a snapshot
-    is good at any server as long as the snapshot is there. Empty: begin.
+    is good at any server as long as the snapshot is there. A token is good for the principal that
+    began the scan. Empty: begin.
     """
     resumable: _builtins.bool
     """Give a page token with every message, with which the scan goes on behind that message after a

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from shalekv.cli.load.ledger import LoadState, StateMismatch, read_state, write_
 from shalekv.cli.load.lines import BadInput
 from shalekv.cli.load.source import InputOptions, InputSource, read_batches
 from shalekv.cli.process.supervisor import parse_report, report_line
-from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
+from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl, PageExpired
 from shalekv.format.backup import (
     BackupMark,
     LevelCopy,
@@ -31,7 +30,6 @@ from shalekv.format.backup import (
     parse_copy,
     parse_mark,
 )
-from shalekv.format.coding import crc32c
 from shalekv.format.names import (
     TemporaryName,
     election_name,
@@ -47,7 +45,7 @@ from shalekv.format.names import (
 from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.membership import Member
 from shalekv.server.election.elector import parse_place
-from shalekv.server.requests import PageToken, decode_page_token
+from shalekv.server.requests import PageSeal, PageToken
 from shalekv.store.api import RequestKind
 from shalekv.store.disk_cache_folder import CachedPart, decode_part, encode_part
 from shalekv.store.url import parse_url
@@ -106,27 +104,36 @@ NAMES = (
 )
 
 
-def _request(view: int | bytes) -> kv_pb2.ScanRequest:
-    request = kv_pb2.ScanRequest(reverse=True)
-    if isinstance(view, bytes):
-        request.header.snapshot_id = view
-    return request
+def _page_token(
+    name: str, view: int | None, seal: PageSeal, request: kv_pb2.ScanRequest
+) -> Decoder:
+    """Tokens of the scan of a view, or of a snapshot."""
+
+    def decode(data: bytes) -> PageToken:
+        going_on = kv_pb2.ScanRequest(page_token=data)
+        going_on.MergeFrom(request)
+        return seal.decode(going_on)
+
+    return Decoder(
+        name=f"page token {name}",
+        covers=(PageSeal.decode,),
+        decode=decode,
+        samples=[seal.encode(PageToken(view, b"last key"), request)],
+        errors=(InvalidRequest, PageExpired),
+        is_sealed=True,
+        reseal=lambda data: seal.seal(data[16:], request) + data[16:],
+    )
 
 
-def _encoded(token: PageToken) -> bytes:
-    return token.encode(DATABASE_ID, _request(token.view), KEYS)
-
-
-def _page_token(data: bytes) -> object:
-    """A token as a scan of a view, and as one of a snapshot, is given it."""
-    snapshot_id = data[22:38] if data[4:5] == b"\2" else 0
-    request = _request(snapshot_id)
-    request.page_token = data
-    return decode_page_token(DATABASE_ID, request, KEYS)
-
-
-def _resealed_token(data: bytes) -> bytes:
-    return struct.pack("<I", crc32c(data[4:])) + data[4:]
+PAGE_TOKENS = (
+    _page_token("of a view", 7, PageSeal(DATABASE_ID, "", b"", KEYS), kv_pb2.ScanRequest()),
+    _page_token(
+        "at a snapshot",
+        None,
+        PageSeal(DATABASE_ID, "token:alice", b"secret", KEYS),
+        kv_pb2.ScanRequest(header=kv_pb2.RequestHeader(snapshot_id=SNAPSHOT_ID)),
+    ),
+)
 
 
 def _lines(data: bytes) -> list[tuple[str, str]]:
@@ -235,15 +242,7 @@ def _part(
 
 
 DECODERS = (
-    Decoder(
-        name="page token",
-        covers=(decode_page_token,),
-        decode=_page_token,
-        samples=[_encoded(PageToken(view, b"last key")) for view in (7, SNAPSHOT_ID)],
-        errors=(InvalidRequest,),
-        is_sealed=True,
-        reseal=_resealed_token,
-    ),
+    *PAGE_TOKENS,
     Decoder(
         name="part of the cache on disk",
         covers=(decode_part,),
