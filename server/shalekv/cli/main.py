@@ -85,6 +85,7 @@ COMMANDS: CommandTable = {
         "shalekv.cli.commands.compaction:compaction",
         "Simulate compaction with other settings.",
     ),
+    "tls": ("shalekv.cli.commands.tls:tls", "Create certificates for trials."),
     "completion": (
         "shalekv.cli.commands.completion:completion",
         "Print a completion script for your shell.",

@@ -19,11 +19,12 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a file to write that replaces the one at `path` on exit without an error.
 
     The old file stays at `path` until then, and for good if there is an error. Links are followed
-    and stay links. A device or a pipe is written directly.
+    and stay links. A device or a pipe is written directly. The new file has the permissions `mode`,
+    less those that the umask of this process withholds.
     """
     target = path.resolve()
     if _is_special(target):
@@ -32,7 +33,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         return
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with temporary.open("wb") as file:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
             yield cast("BinaryIO", file)
             file.flush()
             os.fsync(file.fileno())

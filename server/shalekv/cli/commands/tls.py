@@ -1,0 +1,212 @@
+"""`shalekv tls`: create the certificates with which TLS can be tried."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+from cryptography import x509
+
+from shalekv.cli.console.certificates import (
+    AUTHORITY_DAYS,
+    Authority,
+    Pair,
+    alternatives_of,
+    name_of_host,
+)
+from shalekv.cli.console.exit_codes import exit_codes_text
+from shalekv.cli.console.output import printing
+
+DAYS_DEFAULT = 365
+FOLDER_MODE = 0o700
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+CLIENT_URI = "shalekv://client/"
+
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_DNS_NAME = re.compile(rf"(?=.{{1,253}}$)(\*\.)?{_LABEL}(\.{_LABEL})*")
+_CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+_HELP = """Create certificates for a trial of TLS in the folder DIR.
+
+There are two authorities: one of servers (writers, readers, safekeepers), and one of clients. So a
+client cannot connect to a safekeeper, which trusts servers alone. The output says which flags take
+which files.
+
+\b
+ca.crt, ca.key                   the authority of servers
+server.crt, server.key           a certificate for all servers
+clients-ca.crt, clients-ca.key   the authority of clients, if there are any
+client-NAME.crt, .key            the certificate of a client; its principal is
+                                 uri:shalekv://client/NAME
+
+Run it again to add clients or hosts: the authorities and all keys stay as they are. Whoever has
+ca.key or clients-ca.key can make certificates: keep these two away from servers and clients. For
+more than a trial, take the certificates of an authority that renews and revokes them.
+
+\b
+Examples:
+  shalekv tls init tls --client alice --client bob
+  shalekv tls init tls --host db.example.org --host 10.0.0.7 --days 30
+"""
+
+
+@click.group()
+def tls() -> None:
+    """Create certificates for trials."""
+
+
+def _hosts(
+    _context: click.Context, _option: click.Parameter, values: Sequence[str]
+) -> tuple[str, ...]:
+    for value in values:
+        if not _is_address(value) and _DNS_NAME.fullmatch(value) is None:
+            raise click.BadParameter(f"{value!r} is neither a name in DNS nor an IP address")
+    return tuple(values)
+
+
+def _clients(
+    _context: click.Context, _option: click.Parameter, values: Sequence[str]
+) -> tuple[str, ...]:
+    for value in values:
+        if _CLIENT_NAME.fullmatch(value) is None:
+            raise click.BadParameter(
+                f"{value!r} is not a name of 1 to 64 letters, digits, '.', '_' and '-' that begins "
+                "with a letter or digit"
+            )
+    return tuple(dict.fromkeys(values))
+
+
+@tls.command(help=_HELP, epilog=exit_codes_text())
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--host",
+    "hosts",
+    metavar="HOST",
+    multiple=True,
+    callback=_hosts,
+    help="A name or IP address of a server, in addition to localhost, 127.0.0.1 and ::1. "
+    "Repeatable.",
+)
+@click.option(
+    "--client",
+    "clients",
+    metavar="NAME",
+    multiple=True,
+    callback=_clients,
+    help="The name of a client. Repeatable.",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, AUTHORITY_DAYS),
+    default=DAYS_DEFAULT,
+    show_default=True,
+    metavar="DAYS",
+    help="How long the new certificates are valid. New authorities are valid for "
+    f"{AUTHORITY_DAYS} days.",
+)
+def init(*, folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
+    """Create what is missing, and say how it is used."""
+    trial = _Trial(folder.absolute())
+    try:
+        trial.create(hosts, clients, days)
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{folder} cannot be used: {error}") from None
+    if not trial.done:
+        raise click.UsageError(f"{folder} has all of this already; nothing was changed")
+    with printing():
+        for line in (*trial.done, "", *trial.advice()):
+            click.echo(line)
+
+
+class _Trial:
+    """The files of a folder; `done` tells what was changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._authority = Pair.at(folder, "ca")
+        self._server = Pair.at(folder, "server")
+        self._of_clients = Pair.at(folder, "clients-ca")
+        self.done: list[str] = []
+
+    def create(self, hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
+        """Create what is missing.
+
+        Raises `OSError` and `ValueError`, before anything is changed, when a file exists that must
+        not, when one is missing beside another, and when one is damaged.
+        """
+        pairs = {name: Pair.at(self._folder, f"client-{name}") for name in clients}
+        self._check([*pairs.values()])
+        self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        self._create_server(self._opened(self._authority, "servers"), hosts, days)
+        if pairs:
+            authority = self._opened(self._of_clients, "clients")
+            for name, pair in pairs.items():
+                uri = x509.UniformResourceIdentifier(CLIENT_URI + name)
+                key = pair.write_key().public_key()
+                pair.write_certificate(
+                    authority.issue(name, key, [uri], days=days, is_server=False)
+                )
+                self.done.append(f"created {pair.certificate_path} of uri:{uri.value}")
+
+    def advice(self) -> Iterator[str]:
+        """Say how the files are used."""
+        authority, of_clients = self._authority.certificate_path, self._of_clients
+        own = f"--tls-cert {self._server.certificate_path} --tls-key {self._server.key_path}"
+        of_server = of_client = ""
+        if of_clients.exists:
+            of_server = f" --tls-client-ca {of_clients.certificate_path}"
+            pair = Pair.at(self._folder, "client-NAME")
+            of_client = f" --tls-cert {pair.certificate_path} --tls-key {pair.key_path}"
+        yield "Flags of `shalekv serve` and `shalekv reader`:"
+        yield f"  {own} --tls-server-ca {authority}{of_server}"
+        yield "Flags of `shalekv safekeeper` and of its commands:"
+        yield f"  {own} --tls-client-ca {authority}"
+        yield "Flags of clients, such as `shalekv get`:"
+        yield f"  --tls-ca {authority}{of_client}"
+
+    def _check(self, new: Sequence[Pair]) -> None:
+        """Raise if files are there that must not be, or not whole."""
+        for pair in new:
+            if pair.exists:
+                raise FileExistsError(f"{pair.certificate_path} exists already")
+        has_authority = self._authority.exists
+        if self._server.exists and not has_authority:
+            raise FileNotFoundError(f"{self._server.certificate_path} is there without its ca.crt")
+        for pair in (self._authority, self._of_clients):
+            if pair.exists:
+                Authority.read(pair)
+
+    def _opened(self, pair: Pair, whose: str) -> Authority:
+        if pair.exists:
+            return Authority.read(pair)
+        authority = Authority.create(pair, f"{whose} {secrets.token_hex(4)}")
+        self.done.append(f"created {pair.certificate_path}, the authority of {whose}")
+        return authority
+
+    def _create_server(self, authority: Authority, hosts: Sequence[str], days: int) -> None:
+        """Create the certificate of servers, or a new one for its key that has more hosts."""
+        pair, has_one = self._server, self._server.exists
+        names = [name_of_host(host) for host in dict.fromkeys((*LOCAL_HOSTS, *hosts))]
+        if has_one:
+            old = alternatives_of(pair.certificate())
+            names = [*old, *(each for each in names if each not in old)]
+            if names == old:
+                return
+        key = (pair.key() if has_one else pair.write_key()).public_key()
+        pair.write_certificate(authority.issue("server", key, names, days=days, is_server=True))
+        how = "issued again" if has_one else "created"
+        self.done.append(
+            f"{how} {pair.certificate_path} for {', '.join(str(name.value) for name in names)}"
+        )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

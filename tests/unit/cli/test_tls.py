@@ -1,0 +1,144 @@
+"""`shalekv tls init`: the files, their permissions, and what openssl says of them."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from cryptography import x509
+
+from shalekv.cli.console.certificates import AUTHORITY_DAYS, Pair
+from shalekv.cli.main import shalekv
+
+SERVER, CLIENT = "sslserver", "sslclient"
+
+
+def init(folder: Path, *flags: str) -> Result:
+    return CliRunner().invoke(shalekv, ["tls", "init", str(folder), *flags])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def is_valid(folder: Path, stem: str, authority: str, purpose: str, *more: str) -> bool:
+    """Return whether openssl accepts a certificate for a purpose."""
+    argv = ["openssl", "verify", "-x509_strict", "-purpose", purpose, *more]
+    argv += ["-CAfile", str(folder / f"{authority}.crt"), str(folder / f"{stem}.crt")]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+
+
+def test_certificates_serve_their_purpose_alone(tmp_path: Path) -> None:
+    """A server may also connect to safekeepers; a client is of another authority than servers."""
+    made = init(tmp_path / "tls", "--host", "sk1", "--host", "10.0.0.7", "--client", "alice")
+    assert made.exit_code == 0, made.output
+    folder = tmp_path / "tls"
+    assert is_valid(folder, "server", "ca", SERVER, "-verify_hostname", "localhost")
+    assert is_valid(folder, "server", "ca", SERVER, "-verify_hostname", "sk1")
+    for address in ("127.0.0.1", "::1", "10.0.0.7"):
+        assert is_valid(folder, "server", "ca", SERVER, "-verify_ip", address)
+    assert not is_valid(folder, "server", "ca", SERVER, "-verify_hostname", "other")
+    assert is_valid(folder, "server", "ca", CLIENT)
+    assert is_valid(folder, "client-alice", "clients-ca", CLIENT)
+    assert not is_valid(folder, "client-alice", "clients-ca", SERVER)
+    assert not is_valid(folder, "client-alice", "ca", CLIENT)
+    assert not is_valid(folder, "server", "clients-ca", CLIENT)
+    names = Pair.at(folder, "client-alice").certificate().extensions
+    (uri,) = names.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert uri == x509.UniformResourceIdentifier("shalekv://client/alice")
+
+
+def test_only_the_owner_can_read_keys(tmp_path: Path) -> None:
+    """The folder and the private keys are for their owner alone, whatever the umask is."""
+    assert init(tmp_path / "tls", "--client", "alice").exit_code == 0
+    assert stat.S_IMODE((tmp_path / "tls").stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "tls").iterdir()}
+    keys = {name for name in modes if name.endswith(".key")}
+    assert keys == {"ca.key", "server.key", "clients-ca.key", "client-alice.key"}
+    assert {modes[name] for name in keys} == {0o600}
+    assert len(modes) == 2 * len(keys)
+
+
+def test_another_run_adds_and_replaces_no_key(tmp_path: Path) -> None:
+    """Clients and hosts are added; the certificate of servers keeps its key and its names."""
+    assert init(tmp_path, "--host", "sk1").exit_code == 0
+    before = contents(tmp_path)
+    assert "clients-ca.crt" not in before
+    assert init(tmp_path, "--client", "alice").exit_code == 0
+    assert before.items() <= contents(tmp_path).items()
+    before = contents(tmp_path)
+    added = init(tmp_path, "--host", "sk2", "--client", "bob")
+    assert "issued again" in added.output
+    after = contents(tmp_path)
+    assert {name for name in before if before[name] != after[name]} == {"server.crt"}
+    assert after.keys() - before.keys() == {"client-bob.crt", "client-bob.key"}
+    for host in ("localhost", "sk1", "sk2"):
+        assert is_valid(tmp_path, "server", "ca", SERVER, "-verify_hostname", host)
+    for client in ("alice", "bob"):
+        assert is_valid(tmp_path, f"client-{client}", "clients-ca", CLIENT)
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    """A client that exists, or a missing or damaged file, is an error that changes nothing."""
+    assert init(tmp_path, "--client", "alice").exit_code == 0
+    before = contents(tmp_path)
+    for flags, problem in (
+        (("--client", "bob", "--client", "alice"), "client-alice.crt exists already"),
+        ((), "has all of this already"),
+    ):
+        again = init(tmp_path, *flags)
+        assert (again.exit_code, contents(tmp_path)) == (2, before)
+        assert problem in again.output
+    (tmp_path / "ca.key").unlink()
+    missing = init(tmp_path, "--client", "bob")
+    assert (missing.exit_code, "ca.crt is there, and ca.key is not" in missing.output) == (2, True)
+    (tmp_path / "ca.key").write_text("no key")
+    before = contents(tmp_path)
+    damaged = init(tmp_path, "--client", "bob")
+    assert (damaged.exit_code, contents(tmp_path)) == (2, before)
+    assert "cannot be used" in damaged.output
+
+
+def test_no_certificate_outlives_its_authority(tmp_path: Path) -> None:
+    """Certificates are valid for --days, and not for longer than their authority."""
+    assert init(tmp_path, "--days", "30").exit_code == 0
+    server = Pair.at(tmp_path, "server").certificate()
+    validity = server.not_valid_after_utc - server.not_valid_before_utc
+    assert timedelta(days=30) < validity < timedelta(days=31)
+    assert init(tmp_path, "--days", str(AUTHORITY_DAYS), "--host", "sk1").exit_code == 0
+    authority, server = (Pair.at(tmp_path, each).certificate() for each in ("ca", "server"))
+    assert server.not_valid_after_utc == authority.not_valid_after_utc
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--host", "localhost:7654"),
+        ("--host", ""),
+        ("--host", "a b"),
+        ("--client", "../ca"),
+        ("--client", ""),
+        ("--client", "-x"),
+        ("--days", "0"),
+    ],
+)
+def test_wrong_names_are_refused(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Names that no certificate or file can have are usage errors."""
+    assert init(tmp_path / "tls", *flags).exit_code == 2
+    assert not (tmp_path / "tls").exists()
+
+
+def test_the_advice_names_the_files(tmp_path: Path) -> None:
+    """The flags that it prints are those of the commands, with files that exist."""
+    advice = init(tmp_path, "--client", "NAME").output.partition("\n\n")[2]
+    for word in advice.split():
+        if word.startswith("/"):
+            assert Path(word).is_file(), word
+    for command in ("serve", "reader", "safekeeper"):
+        known = CliRunner().invoke(shalekv, [command, "--help"]).output
+        flags = {word for word in advice.split() if word.startswith("--tls-")} - {"--tls-ca"}
+        assert {flag for flag in flags if flag not in known} == set()
