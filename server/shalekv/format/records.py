@@ -2,7 +2,8 @@
 
 Section 2 of an SST is a key space of the system. The first byte of a key is the kind of record:
 
-    0x01  idempotency record: then the key that the client chose, 1 to 64 bytes
+    0x01  idempotency record: then the key of the request, 1 to 64 bytes, which the client chose, or
+          which was made of what it chose
 
 Readers refuse kinds that they do not know: to skip a record would lose what it protects.
 

@@ -46,7 +46,7 @@ from shalekv.write.commit import (
     changes_bytes,
 )
 from shalekv.write.engine import WriterEngine
-from shalekv.write.idempotency import AppliedRequest, RequestInFlight
+from shalekv.write.idempotency import AppliedRequest, RequestInFlight, key_of_principal
 from shalekv.write.pending_replies import PendingReplies, PendingReply, still_unknown
 
 _NO_NEEDS = Needs()
@@ -120,7 +120,8 @@ class _Write(Generic[ReplyT]):
     reply: _WriteReply[ReplyT]
     size_bytes: int
     needs: Needs
-    key: bytes  # idempotency key; empty: none
+    key: bytes  # idempotency key of the principal; empty: none
+    chosen: bytes  # the key as the client has chosen it
     request_hash: bytes
     is_load: bool = False  # the changes are written to SST files, not to the memtable
 
@@ -181,7 +182,7 @@ class Writes:
         go through the memtable. Later writes of the same session do not overtake this one.
         """
         engine = self._engine
-        key = request.header.idempotency_key if request.HasField("header") else b""
+        chosen = key = request.header.idempotency_key if request.HasField("header") else b""
         size_bytes = changes_bytes(changes)
         is_load = size_bytes > self._direct_ingest_bytes
         durability = self._durable
@@ -191,17 +192,18 @@ class Writes:
             durability = self._durable  # a load is not in memory before it is durable
         reply = _WriteReply(builder, durability, call, self._pending_replies, self._encoder)
         request_hash, key_of_record, admitted_bytes = b"", b"", size_bytes
-        if key:
+        if chosen:
             request_hash = _request_hash(request, builder.kind)
+            key = _key_of(call, chosen)
             key_of_record = record_key(key)
             admitted_bytes += RECORD_BYTES
         is_free = not (is_load or call.write_order or self._queue)
         if is_free and key:
-            is_new = engine.idempotency.find(key, request_hash) is None
+            is_new = engine.idempotency.find(key, request_hash, chosen=chosen) is None
             is_free = is_new and engine.prefetch.lacks_record(key_of_record)
         if not (is_free and self._admission.try_admit(admitted_bytes)):
             needs = Needs(record_key=key_of_record) if key else _NO_NEEDS
-            write = _Write(changes, reply, size_bytes, needs, key, request_hash, is_load)
+            write = _Write(changes, reply, size_bytes, needs, key, chosen, request_hash, is_load)
             return self._answer(write)
         pending = self._begin(reply, key, request_hash) if key else None
         log = self._log
@@ -273,11 +275,12 @@ class Writes:
             self._encoder,
             is_confirmed=is_confirmed,
         )
-        key = request.header.idempotency_key
+        chosen = request.header.idempotency_key
+        key = _key_of(call, chosen) if chosen else b""
         needs = sized.transaction.needs(record_key(key) if key else b"")
         request_hash = _request_hash(request, builder.kind) if key else b""
         return self._answer(
-            _Write(sized.transaction, reply, sized.size_bytes, needs, key, request_hash)
+            _Write(sized.transaction, reply, sized.size_bytes, needs, key, chosen, request_hash)
         )
 
     def _answer(self, write: _Write[ReplyT]) -> Answer[ReplyT]:
@@ -288,7 +291,7 @@ class Writes:
         """
         engine, write_order = self._engine, write.reply.call.write_order
         if write.key:
-            known = engine.idempotency.find(write.key, write.request_hash)
+            known = engine.idempotency.find(write.key, write.request_hash, chosen=write.chosen)
             if known is not None:
                 return self._repeat(write.reply, known)
         engine.log.check_available()
@@ -331,7 +334,9 @@ class Writes:
                 known = None
                 if write.key:  # a copy of the request may have come meanwhile, or long ago
                     idempotency = self._engine.idempotency
-                    known = idempotency.find(write.key, write.request_hash, read_set.record)
+                    known = idempotency.find(
+                        write.key, write.request_hash, read_set.record, chosen=write.chosen
+                    )
             except (ShaleError, asyncio.CancelledError):
                 read_set = EMPTY_READ_SET  # the error refers to this frame, which must pin nothing
                 self._engine.admission.release(write.admitted_bytes)
@@ -498,6 +503,10 @@ class Writes:
 
 async def _ready(reply: ReplyT) -> ReplyT:
     return reply
+
+
+def _key_of(call: Call, chosen: bytes) -> bytes:
+    return key_of_principal(chosen, call.principal, has_policy=bool(call.secret))
 
 
 def _request_hash(request: WriteRequest, kind: ReplyKind) -> bytes:

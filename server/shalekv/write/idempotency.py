@@ -3,16 +3,24 @@
 A request is registered when it is queued, so that two copies in flight apply once. Its record
 becomes durable in the same WAL object as its changes, so that it holds at the next writer, too.
 Records are kept in memory until they are compacted.
+
+A key belongs to its principal: `key_of_principal` keeps those of different principals apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from shalekv.clock import Clock
 from shalekv.errors import KeyExpired, KeyReused, ShaleError
-from shalekv.format.records import IdempotencyRecord, client_key, decode_idempotency_record
+from shalekv.format.records import (
+    CLIENT_KEY_BYTES_MAX,
+    IdempotencyRecord,
+    client_key,
+    decode_idempotency_record,
+)
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.write.commit import Commit, KeyedRequest, OnSettled, Receipt
@@ -24,6 +32,23 @@ _VERSION, _VARIANT = 7, 0b10
 # UUIDs that seem older are not judged by age. So of keys of 16 random bytes that are no UUID, only
 # 2 in a million are mistaken for one that has expired.
 _UUID_AGE_MS_MAX = 366 * 86_400_000
+_PERSON = b"shalekv once"
+
+
+def key_of_principal(chosen: bytes, principal: str, *, has_policy: bool) -> bytes:
+    """Return the key under which a request is known whose client has chosen `chosen`.
+
+    That of an anonymous client, whose `principal` is empty, is what it has chosen. That of a
+    principal is a hash of 64 bytes, the longest key that there is; so that nobody else can choose
+    the same one, keys of 64 bytes are hashed for anonymous clients as well, once there is a policy.
+    The hash depends on nothing else, so the next writer, or one with another policy, finds the
+    record.
+    """
+    if not principal and not (has_policy and len(chosen) == CLIENT_KEY_BYTES_MAX):
+        return chosen
+    name = principal.encode(errors="surrogatepass")
+    data = len(name).to_bytes(4, "little") + name + chosen
+    return blake2b(data, digest_size=CLIENT_KEY_BYTES_MAX, person=_PERSON).digest()
 
 
 @dataclass(slots=True)
@@ -55,7 +80,7 @@ class Idempotency:
         """A key is remembered for `window_ms` of logical time, which `now_ms` returns."""
         self._window_ms = window_ms
         self._now_ms = now_ms
-        self._records: dict[bytes, Entry] = {}  # by the client's key, oldest first
+        self._records: dict[bytes, Entry] = {}  # by their keys, oldest first
         self._in_flight: dict[bytes, RequestInFlight] = {}
         self.size_bytes = 0
 
@@ -68,12 +93,17 @@ class Idempotency:
         return self._now_ms() + self._window_ms
 
     def find(
-        self, key: bytes, request_hash: bytes, record: Entry | None = None
+        self,
+        key: bytes,
+        request_hash: bytes,
+        record: Entry | None = None,
+        *,
+        chosen: bytes | None = None,
     ) -> AppliedRequest | RequestInFlight | None:
         """Look up the request with this key; None: it is new.
 
-        `record` is the record in the levels, used if memory has none. Raises `KeyReused` and
-        `KeyExpired`.
+        `record` is the record in the levels, used if memory has none. `chosen` is the key of the
+        client, if it is another one. Raises `KeyReused` and `KeyExpired`.
         """
         pending = self._in_flight.get(key)
         if pending is not None:
@@ -81,7 +111,7 @@ class Idempotency:
             return pending
         entry = self._records.get(key) or record
         if entry is None or entry.kind is not Kind.PUT or self._is_forgotten(entry, self._now_ms()):
-            self._check_age(key)
+            self._check_age(key if chosen is None else chosen)
             return None
         found = decode_idempotency_record("an idempotency record", entry.value)
         self._check_same(found.request_hash, request_hash)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from shalekv.format.records import (
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.sorted_runs import entries_bytes
 from shalekv.write.commit import KeyedRequest, Receipt
-from shalekv.write.idempotency import AppliedRequest, Idempotency
+from shalekv.write.idempotency import AppliedRequest, Idempotency, key_of_principal
 
 WINDOW_MS = 1_000
 START_MS = 1_700_000_000_000
@@ -110,6 +112,51 @@ def test_an_unknown_uuid_is_judged_by_its_age() -> None:
 def test_only_uuids_of_version_7_have_an_age(key: bytes) -> None:
     """A key of another version, variant or length is never too old."""
     assert Keys().state_of(key) == "new"
+
+
+def test_age_is_that_of_the_key_that_the_client_has_chosen() -> None:
+    """The key of a principal, a hash, is judged by the age of what the client has chosen."""
+    keys, old = Keys(), uuid7(OLD_MS)
+    key = key_of_principal(old, "token:alice", has_policy=True)
+    assert keys.state_of(key) == "new"
+    with pytest.raises(KeyExpired):
+        keys.idempotency.find(key, HASH, chosen=old)
+    keys.land(key)
+    assert keys.idempotency.find(key, HASH, chosen=old) is not None
+
+
+NAMES = st.sampled_from(["", "token:a", "token:ab", "uri:spiffe://example.org/a"])
+CHOSEN = st.sampled_from([b"", b"b", b"key", bytes(63), bytes(64)])
+
+
+@given(one=st.tuples(NAMES, CHOSEN), other=st.tuples(NAMES, CHOSEN), has_policy=st.booleans())
+def test_nobody_has_the_key_of_another(
+    one: tuple[str, bytes], other: tuple[str, bytes], *, has_policy: bool
+) -> None:
+    """Keys are the same only for the same principal and the same choice, with or without a policy;
+    what the anonymous choose is never the key of a principal once there is a policy.
+    """
+    found = {key_of_principal(chosen, name, has_policy=has_policy) for name, chosen in (one, other)}
+    assert len(found) == len({one, other})
+    name, chosen = one
+    if name:
+        key = key_of_principal(chosen, name, has_policy=has_policy)
+        assert key == key_of_principal(chosen, name, has_policy=not has_policy)
+        assert key_of_principal(key, "", has_policy=True) != key
+
+
+@pytest.mark.parametrize("chosen", [b"k", uuid7(START_MS), bytes(63)])
+def test_keys_of_the_anonymous_are_those_of_earlier_versions(chosen: bytes) -> None:
+    """What the anonymous choose is the key, with a policy as well if it has not 64 bytes."""
+    assert {key_of_principal(chosen, "", has_policy=each) for each in (False, True)} == {chosen}
+    assert key_of_principal(bytes(64), "", has_policy=False) == bytes(64)
+
+
+def test_hash_of_a_principal_is_for_ever() -> None:
+    """The hash never changes, since records outlive the server that wrote them."""
+    data = b"\x07\0\0\0token:a" + b"key"
+    wanted = hashlib.blake2b(data, digest_size=64, person=b"shalekv once").digest()
+    assert key_of_principal(b"key", "token:a", has_policy=True) == wanted
 
 
 def test_request_that_was_abandoned_is_new_again() -> None:
