@@ -8,6 +8,7 @@ ShaleError
 │   ├── MemtableFull           too many bytes are not compacted yet
 │   └── QuotaExceeded          the caller has used what its quota allows
 ├── Unauthenticated            who calls is not known: no credentials, or invalid ones
+├── IssuerUnavailable          a token cannot be verified now: its issuer does not answer
 ├── PermissionDenied           the roles of the caller do not allow the operation
 ├── StreamTooSlow              results were not taken while others waited for memory
 ├── ReplyTooLarge              the reply would exceed the message limit
@@ -136,6 +137,21 @@ class Unauthenticated(ShaleError):
     """The server does not know who calls: there are no credentials, or they are not valid."""
 
     reason = "UNAUTHENTICATED"
+
+    def __init__(self, message: str, *, retry_after_ms: int = 0) -> None:
+        """`message` shows nothing of the credentials.
+
+        `retry_after_ms` is for a peer whose credentials are not looked at until then, because
+        those that it has sent before were not valid; 0: it may try others at once.
+        """
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class IssuerUnavailable(ShaleError):
+    """The keys of the issuer of a token cannot be fetched. Nothing was applied; try again later."""
+
+    reason = "ISSUER_UNAVAILABLE"
 
 
 class PermissionDenied(ShaleError):

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from tests.fuzz.budget import attempts, budgets, replayable
-from tests.fuzz.decoders import manifests, members, pieces, ssts, texts
+from tests.fuzz.decoders import credentials, manifests, members, pieces, ssts, texts
 from tests.fuzz.decoders.decoder import Decoder, check_cost, is_refused, outcome
 from tests.fuzz.mutations import ABSURD_NUMBERS, flipped, mutant, overwritten
 from tests.style.sources import ROOT
@@ -26,6 +26,7 @@ GROUPS = {
     "members": members.DECODERS,
     "names": texts.NAMES,
     "texts": texts.DECODERS,
+    "credentials": credentials.DECODERS,
 }
 DECODERS = tuple(each for group in GROUPS.values() for each in group)
 BUDGET_S = 0.8  # of a group

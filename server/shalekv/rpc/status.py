@@ -59,6 +59,8 @@ TABLE: Mapping[type[errors.ShaleError], ErrorStatus] = {
     errors.LogFull: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.QuotaExceeded: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.Unauthenticated: ErrorStatus(_Code.UNAUTHENTICATED, _NO),
+    # Another server may reach the issuer.
+    errors.IssuerUnavailable: ErrorStatus(_Code.UNAVAILABLE, _NO),
     errors.PermissionDenied: ErrorStatus(_Code.PERMISSION_DENIED, _NO),
     errors.ReplyTooLarge: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.RangeTooCostly: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
@@ -205,14 +207,20 @@ def _short(text: str) -> str:
 
 def _advice(error: errors.ShaleError) -> Iterator[Message]:
     if isinstance(error, errors.Overloaded):
-        retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(error.retry_after_ms)
-        yield retry
+        yield _retry(error.retry_after_ms)
+    if isinstance(error, errors.Unauthenticated) and error.retry_after_ms:
+        yield _retry(error.retry_after_ms)
     if isinstance(error, errors.InvalidRequest):
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=_short(error.field), description=_short(error.problem)
         )
         yield error_details_pb2.BadRequest(field_violations=[violation])
+
+
+def _retry(after_ms: int) -> Message:
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.FromMilliseconds(after_ms)
+    return retry
 
 
 _BEFORE = f"""# Errors
@@ -271,7 +279,7 @@ def _rows() -> Iterator[tuple[str, str, str, str, str]]:
         names = [f"`{name}`" for name in metadata_of(kind)]
         if row.log:
             names.append("`error_id`")
-        if issubclass(kind, errors.Overloaded):
+        if issubclass(kind, errors.Overloaded | errors.Unauthenticated):
             names.append("Retry")
         applied = "no" if row.applied is Applied.NO else "unknown"
         # The meaning of a class is the first paragraph of its docstring.

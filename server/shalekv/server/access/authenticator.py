@@ -1,0 +1,235 @@
+"""Finds out who calls, from the token or the certificate of a call.
+
+Tokens that were verified are remembered until they expire, so that a call with one costs a lookup.
+They are found by their text, whose hash is keyed with a random number of the process: two texts are
+compared only if these hashes are equal, so the time of a lookup tells nothing about other tokens.
+
+A peer whose credentials are not valid again and again has to wait. A peer is an address without its
+port, or the /64 of an IPv6 address. After `FREE` failures each further one is followed by a time in
+which new credentials of the peer are refused without a look at them; it doubles from `FIRST_MS` to
+`LONGEST_MS`. So a refusal does not depend on what it refuses, and costs less than a look. Nothing
+waits: there is no task that a stranger could make.
+
+Failures are forgiven with time, half of them in each `HALF_LIFE_MS`, and all at once when new
+credentials of the peer are valid. Many callers may share an address, and one of them must not lock
+out the others: credentials that have been verified before are never refused here, and of new ones
+one in `LUCKY`, drawn at random, is looked at all the same, however long the others fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import math
+import re
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from random import Random
+from urllib.parse import unquote
+
+import structlog
+
+from shalekv.errors import Unauthenticated
+from shalekv.protocol.access import ANONYMOUS
+from shalekv.runtime import Runtime
+from shalekv.server.access.certificates import Certificates
+from shalekv.server.access.identity import NEVER_MS, Credentials, Identity
+from shalekv.server.access.tokens import PREFIX, TokenFile
+from shalekv.settings.security import AccessSettings
+
+AUTHORIZATION_CHARS_MAX = 8 << 10
+PROVEN_MAX = 4_096  # tokens that are remembered
+FILE_INTERVAL_MS = 1_000.0  # between two looks at the token file
+
+FREE = 5  # failures without a consequence
+FIRST_MS, LONGEST_MS = 250.0, 30_000.0
+HALF_LIFE_MS = 60_000.0
+COUNTED_MAX = 16.0  # so that no peer needs longer than some minutes to be forgiven
+LUCKY = 16
+PEERS_MAX = 4_096
+LOG_INTERVAL_MS = 1_000.0
+NETWORK_BITS = 64
+
+_PEER = re.compile(r"(ipv[46]):(.+):\d+")
+_BEARER = re.compile(r"bearer +([\x21-\x7e]+)", re.IGNORECASE | re.ASCII)
+_NOBODY = Identity(ANONYMOUS)
+
+_log = structlog.get_logger(__name__)
+
+
+class Authenticator:
+    """Identities of callers. Its owner runs `run`, which follows what they are proven by."""
+
+    def __init__(self, settings: AccessSettings, runtime: Runtime) -> None:
+        """Read the files of the settings, which blocks. Raises `InvalidSetting`."""
+        self._clock = runtime.clock
+        self._workers = runtime.workers
+        self._tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
+        self._certificates = Certificates()
+        self._failures = PeerFailures(runtime.random)
+        self._proven: dict[str, Identity] = {}
+        self._closing = asyncio.Event()
+
+    def identify(self, credentials: Credentials) -> Identity | Awaitable[Identity]:
+        """Return the identity; an awaitable if a key of the issuer has to be fetched.
+
+        A bearer token counts before a certificate. Without either the caller is ANONYMOUS.
+
+        Raises:
+            Unauthenticated: credentials are not valid, or have expired; or this peer has sent too
+                many that were not valid, and has to wait before others are looked at.
+            IssuerUnavailable: a token cannot be verified now.
+        """
+        if credentials.authorization:
+            proven = self._proven.get(credentials.authorization)
+            if proven is not None and self._is_current(proven):
+                return proven
+            return self._examine(credentials)
+        if credentials.certificate:
+            identity = self._certificates.identify(credentials.certificate)
+            if not self._is_current(identity):
+                raise Unauthenticated("the certificate has expired")
+            return identity
+        return _NOBODY
+
+    def is_valid(self, identity: Identity) -> bool:
+        """Return whether the identity has not expired, and its token was not removed."""
+        if not self._is_current(identity):
+            return False
+        if not identity.token_id:
+            return True
+        if self._tokens is None:
+            return False
+        return self._now_ms() < self._tokens.expiry_ms(identity.token_id)
+
+    async def run(self) -> None:
+        """Read the token file when it changes, and keep the keys of the issuer, until `close`."""
+        async with asyncio.TaskGroup() as tasks:
+            started = [tasks.create_task(self._follow_file(), name="token file")]
+            await self._closing.wait()
+            for task in started:
+                task.cancel()
+
+    async def close(self) -> None:
+        """End `run`."""
+        self._closing.set()
+
+    def _examine(self, credentials: Credentials) -> Identity | Awaitable[Identity]:
+        peer = network_of(credentials.peer)
+        now_ms = self._clock.monotonic_ms()
+        self._failures.check(peer, now_ms)
+        try:
+            identity = self._verify(credentials.authorization)
+        except Unauthenticated:
+            self._failures.add(peer, now_ms)
+            raise
+        return self._remember(peer, credentials.authorization, identity)
+
+    def _verify(self, authorization: str) -> Identity:
+        """Verify the value of the metadata. Raises as `identify`."""
+        if len(authorization) > AUTHORIZATION_CHARS_MAX:
+            raise Unauthenticated(f"`authorization` is longer than {AUTHORIZATION_CHARS_MAX}")
+        found = _BEARER.fullmatch(authorization)
+        if found is None:
+            raise Unauthenticated("`authorization` is not `Bearer` with a token")
+        token = found[1]
+        if not token.startswith(PREFIX):
+            raise Unauthenticated("the token is not one of this server, which accepts no others")
+        if self._tokens is None:
+            raise Unauthenticated("this server accepts no static tokens")
+        return self._tokens.identify(token)
+
+    def _remember(self, peer: str, authorization: str, identity: Identity) -> Identity:
+        if not self._is_current(identity):
+            self._failures.add(peer, self._clock.monotonic_ms())
+            raise Unauthenticated("the token has expired")
+        self._failures.forgive(peer)
+        if len(self._proven) >= PROVEN_MAX:
+            del self._proven[next(iter(self._proven))]
+        self._proven[authorization] = identity
+        return identity
+
+    def _is_current(self, identity: Identity) -> bool:
+        expires_at_ms = identity.expires_at_ms
+        return expires_at_ms == NEVER_MS or self._now_ms() < expires_at_ms
+
+    def _now_ms(self) -> float:
+        """Return the wall clock; without one all that expires has expired."""
+        now_ms = self._clock.wall_ms()
+        return NEVER_MS if now_ms is None else now_ms
+
+    async def _follow_file(self) -> None:
+        tokens = self._tokens
+        while tokens is not None:
+            await self._clock.sleep_ms(FILE_INTERVAL_MS)
+            if await self._workers.run(tokens.refresh):
+                kept = self._proven.items()
+                self._proven = {text: each for text, each in kept if not each.token_id}
+
+
+@dataclass(slots=True)
+class _Failures:
+    count: float  # as of `last_ms`; it decays
+    last_ms: float
+    refused_until_ms: float = 0.0
+
+    def at(self, now_ms: float) -> float:
+        return self.count * math.exp2(-(now_ms - self.last_ms) / HALF_LIFE_MS)
+
+
+class PeerFailures:
+    """The failures of peers, at most those of the `PEERS_MAX` that have failed last."""
+
+    def __init__(self, random: Random) -> None:
+        """`random` draws what is looked at all the same."""
+        self._random = random
+        self._of: dict[str, _Failures] = {}  # the peer that has failed last is the last
+        self._next_log_ms = 0.0
+
+    def check(self, peer: str, now_ms: float) -> None:
+        """Raise `Unauthenticated` if new credentials of a peer are not looked at now."""
+        found = self._of.get(peer)
+        if found is None or now_ms >= found.refused_until_ms:
+            return
+        if self._random.randrange(LUCKY) == 0:
+            return
+        left_ms = int(found.refused_until_ms - now_ms) + 1
+        raise Unauthenticated(
+            "credentials that came from this address were not valid, too often: others are looked "
+            f"at in {left_ms} ms",
+            retry_after_ms=left_ms,
+        )
+
+    def add(self, peer: str, now_ms: float) -> None:
+        """Note that credentials of a peer were not valid."""
+        found = self._of.pop(peer, None)
+        count = 1.0 if found is None else min(found.at(now_ms) + 1.0, COUNTED_MAX)
+        noted = self._of[peer] = _Failures(count, now_ms)
+        if len(self._of) > PEERS_MAX:
+            del self._of[next(iter(self._of))]
+        if count <= FREE:
+            return
+        wait_ms = min(FIRST_MS * 2.0 ** (count - FREE - 1.0), LONGEST_MS)
+        noted.refused_until_ms = now_ms + wait_ms
+        if now_ms >= self._next_log_ms:
+            self._next_log_ms = now_ms + LOG_INTERVAL_MS
+            _log.warning("credentials of a peer are not valid, again and again", peer=peer)
+
+    def forgive(self, peer: str) -> None:
+        """Forget the failures of a peer: new credentials of it were valid."""
+        self._of.pop(peer, None)
+
+
+def network_of(peer: str) -> str:
+    """Return the address of a peer without its port; of IPv6, its /64."""
+    found = _PEER.fullmatch(unquote(peer))
+    host = found[2].strip("[]") if found else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return peer.partition(":")[0]  # a socket of this machine
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> NETWORK_BITS << NETWORK_BITS, NETWORK_BITS)))
