@@ -35,6 +35,8 @@ def _classes(
 def _example(kind: type[errors.ShaleError]) -> errors.ShaleError:
     if issubclass(kind, errors.InvalidRequest):
         return kind("changes[3].put.key", "is empty")
+    if issubclass(kind, errors.QuotaExceeded):
+        return kind("too much", retry_after_ms=2_500, quota="calls_per_s")
     if issubclass(kind, errors.Overloaded):
         return kind("too much", retry_after_ms=2_500)
     if issubclass(kind, errors.Fenced | errors.Superseded):
@@ -51,6 +53,7 @@ EXAMPLES: Mapping[type[errors.ShaleError], errors.ShaleError] = {
         "the key has a value", condition="absent", found_seq=7
     ),
     errors.NotTheWriter: errors.NotTheWriter("KV.Put", writer_address="there:7654"),
+    errors.PermissionDenied: errors.PermissionDenied("it is not allowed", verb="read"),
     errors.StandingBy: errors.StandingBy("another is elected", writer_address="there:7654"),
     errors.TooStale: errors.TooStale(staleness_ms=700, max_staleness_ms=500),
     errors.SeqNotReached: errors.SeqNotReached(min_seq=9, seq=7),
@@ -104,12 +107,20 @@ def test_operation_gets_the_error_of_a_call(kind: type[errors.ShaleError]) -> No
     assert reported.retry_delay_ms == (2_500 if issubclass(kind, errors.Overloaded) else 0)
 
 
+def test_a_peer_that_has_to_wait_is_told_how_long() -> None:
+    """UNAUTHENTICATED has advice about a retry if credentials are not looked at for a while."""
+    waiting = errors.Unauthenticated("too often", retry_after_ms=2_500)
+    assert operation_error(status_of(waiting)).retry_delay_ms == 2_500
+    assert len(status_of(errors.Unauthenticated("not known")).details) == 1
+
+
 def test_unavailable_means_not_applied() -> None:
     """No error that may follow the upload of a write is UNAVAILABLE."""
     unavailable = {k for k, row in TABLE.items() if row.code is StatusCode.UNAVAILABLE}
     assert unavailable == {
         *_classes(errors.Stopping),
         errors.QuorumUnavailable,
+        errors.IssuerUnavailable,
         errors.StoreUnavailable,
     }
     assert {TABLE[kind].applied for kind in unavailable} == {Applied.NO}
