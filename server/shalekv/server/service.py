@@ -164,9 +164,12 @@ class WatchService(Protocol):
     """Implementation of `KV.Watch`."""
 
     def open(
-        self, describe: Callable[[BaseException], kv_pb2.OperationError]
+        self, describe: Callable[[BaseException], kv_pb2.OperationError], *, principal: str = ""
     ) -> WatchStreamService:
-        """Open a stream; `describe` converts an exception to the error that its client gets."""
+        """Open a stream; `describe` converts an exception to the error that its client gets.
+
+        Consumers of its watches belong to `principal`.
+        """
         ...
 
 

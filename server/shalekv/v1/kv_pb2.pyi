@@ -1616,7 +1616,7 @@ class WatchCreate(_message.Message):
     consumer: _builtins.str
     """1 to 128 characters: keep the WAL for the consumer of this name, from what it has not
     acknowledged on, for `consumer_lease_ttl_s` (server setting) after it was last here. One watch
-    at a time has the name. Empty: no lease.
+    at a time has the name. Principals do not share names. Empty: no lease.
     """
     @_builtins.property
     def header(self) -> Global___RequestHeader:

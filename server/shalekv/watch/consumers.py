@@ -3,6 +3,10 @@
 The lease of a consumer protects the WAL objects from the first one it still needs on. It expires by
 the store's clock unless it is renewed; the collector removes expired leases. See
 `shalekv.protocol.lease` for what a lease may protect.
+
+A consumer belongs to the principal that has opened its watch: those of different principals are
+different consumers, even if their names are the same. A principal that uses a name for the first
+time continues where a consumer of this name is that belongs to no principal.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from shalekv.store.manifests import Edit, Landed, edit_deadline
 
 NAME_CHARS_MAX = 128
 _HOLDER = "consumer "
+_OWNER = "\t"  # between a name, which cannot contain it, and a principal
 _MS_PER_S = 1_000
 PERIOD_MS = 30_000  # least time between two edits of the manifest for one consumer
 POSITIONS_MAX = 4_096  # positions remembered between the acknowledged and the last published commit
@@ -51,6 +56,7 @@ class Consumer:
     """A consumer and its lease."""
 
     name: str
+    principal: str  # to which it belongs; empty: to none
     lease: Lease
 
 
@@ -63,7 +69,7 @@ class ConsumerLeases:
         self._stored = stored
         self._ttl_s = ttl_s
 
-    async def hold(self, consumer: str, wal_id_min: int) -> None:
+    async def hold(self, consumer: str, wal_id_min: int, *, principal: str = "") -> None:
         """Keep the WAL objects from `wal_id_min` on for this consumer, from now for `ttl_s`.
 
         After this returns, they are kept until the lease expires, is released, or is moved on by a
@@ -73,7 +79,7 @@ class ConsumerLeases:
         there is no lease and these objects may be deleted at any moment, `InvalidRequest` for an
         invalid name, `ManifestConflict`, `StoreError`, and what the manifest's `edit` raises.
         """
-        holder = holder_of(consumer)
+        holder = holder_of(consumer, principal)
         now_ms = await self._store.now_ms()
         if self._is_held(await self._stored.refresh(), holder, wal_id_min, now_ms):
             return
@@ -88,13 +94,13 @@ class ConsumerLeases:
         async with edit_deadline(self._store):
             await self._stored.edit(edit, landed)
 
-    async def find(self, consumer: str) -> Lease | None:
+    async def find(self, consumer: str, *, principal: str = "") -> Lease | None:
         """Return the consumer's lease in the newest manifest, expired or not; None: it has none."""
-        return find_wal_lease(await self._stored.refresh(), holder_of(consumer))
+        return find_wal_lease(await self._stored.refresh(), holder_of(consumer, principal))
 
-    async def release(self, consumer: str) -> None:
+    async def release(self, consumer: str, *, principal: str = "") -> None:
         """Remove the lease of this consumer, if it has one. Raises as `hold`."""
-        holder = holder_of(consumer)
+        holder = holder_of(consumer, principal)
         if find_wal_lease(await self._stored.refresh(), holder) is None:
             return
         async with edit_deadline(self._store):
@@ -117,14 +123,19 @@ class ConsumerLeases:
 def consumers_of(manifest: Manifest) -> Sequence[Consumer]:
     """Return the consumers that have a lease in this manifest, expired or not, by name."""
     found = [
-        Consumer(lease.holder.removeprefix(_HOLDER), lease)
+        _consumer(lease)
         for lease in manifest.leases
         if lease.holder.startswith(_HOLDER) and lease.wal_id_min is not None
     ]
-    return sorted(found, key=lambda each: each.name)
+    return sorted(found, key=lambda each: (each.name, each.principal))
 
 
-def holder_of(consumer: str) -> str:
+def _consumer(lease: Lease) -> Consumer:
+    name, _, principal = lease.holder.removeprefix(_HOLDER).partition(_OWNER)
+    return Consumer(name, principal, lease)
+
+
+def holder_of(consumer: str, principal: str = "") -> str:
     """Return the holder of a consumer's lease. Raises `InvalidRequest` for an invalid name."""
     if (
         not 1 <= len(consumer) <= NAME_CHARS_MAX
@@ -133,7 +144,7 @@ def holder_of(consumer: str) -> str:
     ):
         problem = f"expected 1 to {NAME_CHARS_MAX} characters that can be printed"
         raise InvalidRequest("consumer", problem)
-    return f"{_HOLDER}{consumer}"
+    return f"{_HOLDER}{consumer}{_OWNER}{principal}" if principal else f"{_HOLDER}{consumer}"
 
 
 class WatchConsumer:
@@ -144,9 +155,12 @@ class WatchConsumer:
     done at each acknowledgement, but when `is_due`.
     """
 
-    def __init__(self, leases: ConsumerLeases, name: str, ttl_s: int, clock: Clock) -> None:
-        """`ttl_s` is the life of the lease."""
+    def __init__(
+        self, leases: ConsumerLeases, name: str, principal: str, ttl_s: int, clock: Clock
+    ) -> None:
+        """`ttl_s` is the life of the lease. Raises `InvalidRequest` for an invalid name."""
         self._leases = leases
+        self.holder = holder_of(name, principal)
         self._clock = clock
         self._renew_ms = ttl_s * 1_000 / 3
         self._period_ms = min(PERIOD_MS, self._renew_ms)
@@ -157,10 +171,12 @@ class WatchConsumer:
         self._acked_wal_id = 0
         self._is_holding = False
         self.name = name
+        self.principal = principal
 
     async def find_lease(self) -> Lease | None:
-        """Return its lease in the newest manifest, expired or not; None: it has none."""
-        return await self._leases.find(self.name)
+        """Return the lease that says where to begin, expired or not; None: there is none."""
+        found = await self._leases.find(self.name, principal=self.principal)
+        return found or await self._leases.find(self.name)
 
     async def hold(self, wal_id: int) -> None:
         """Keep the WAL from this object on. Raises as `ConsumerLeases.hold`."""
@@ -209,7 +225,7 @@ class WatchConsumer:
         # Set even if the edit fails, so that attempts are spaced out after an error.
         now_ms = self._tried_ms = self._clock.monotonic_ms()
         try:
-            await self._leases.hold(self.name, wal_id)
+            await self._leases.hold(self.name, wal_id, principal=self.principal)
             self._held_wal_id, self._held_ms = wal_id, now_ms
         finally:
             self._is_holding = False

@@ -80,22 +80,22 @@ class OpenConsumers:
         self._history = history
         self._clock = clock
         self._lease_ttl_s = lease_ttl_s
-        self._names: set[str] = set()
+        self._holders: set[str] = set()
 
-    def take(self, name: str) -> WatchConsumer:
+    def take(self, name: str, principal: str) -> WatchConsumer:
         """Take the consumer of this name. Raises `InvalidRequest` if another open watch has it."""
         if self._leases is None:
             raise InvalidRequest("create.consumer", "this server keeps no leases for consumers")
-        if name in self._names:
+        consumer = WatchConsumer(self._leases, name, principal, self._lease_ttl_s, self._clock)
+        if consumer.holder in self._holders:
             problem = f"another watch of this server is open for the consumer {name!r}"
             raise InvalidRequest("create.consumer", problem)
-        consumer = WatchConsumer(self._leases, name, self._lease_ttl_s, self._clock)
-        self._names.add(name)
+        self._holders.add(consumer.holder)
         return consumer
 
     def release(self, consumer: WatchConsumer) -> None:
         """Let another watch take the consumer of this name."""
-        self._names.discard(consumer.name)
+        self._holders.discard(consumer.holder)
 
     async def begin(self, consumer: WatchConsumer, start_seq: int) -> int:
         """Secure the lease of a consumer; return the commit at which its watch begins.
@@ -272,8 +272,14 @@ class StreamTasks:
 class WatchStream:
     """One stream of `KV.Watch`, and its watches."""
 
-    def __init__(self, registry: WatchRegistry, queue: WatchQueue, describe: Describe) -> None:
-        """`describe` converts an error to the form in which the client receives it."""
+    def __init__(
+        self, registry: WatchRegistry, queue: WatchQueue, describe: Describe, *, principal: str = ""
+    ) -> None:
+        """`describe` converts an error to the form in which the client receives it.
+
+        Its consumers belong to `principal`.
+        """
+        self._principal = principal
         self._registry = registry
         self._queue = queue
         self._describe = describe
@@ -426,8 +432,11 @@ class WatchStream:
             keys,
             wants_previous=create.previous_value,
             next_seq=create.start_seq,
-            consumer=self._registry.consumers.take(create.consumer) if create.consumer else None,
+            consumer=self._take_consumer(create.consumer),
         )
+
+    def _take_consumer(self, name: str) -> WatchConsumer | None:
+        return self._registry.consumers.take(name, self._principal) if name else None
 
     def _cancel(self, watch_id: int) -> None:
         watch = self._watches.get(watch_id)
@@ -538,8 +547,8 @@ class Watches:
         share_bytes = self._settings.watch_bytes_max // STREAMS_FULL
         return max(STREAM_BYTES_MIN, min(share_bytes, STREAM_BYTES_MAX))
 
-    def open(self, describe: Describe) -> WatchStream:
-        """Open a stream; `describe` converts an error to the form in which a client gets it."""
+    def open(self, describe: Describe, *, principal: str = "") -> WatchStream:
+        """Open a stream, as `WatchStream` says."""
         queue = WatchQueue(
             self._registry.budget,
             self._stream_bytes_max,
@@ -547,7 +556,7 @@ class Watches:
             header=self._header_now,
             now_ms=self._now_ms,
         )
-        return WatchStream(self._registry, queue, describe)
+        return WatchStream(self._registry, queue, describe, principal=principal)
 
     def status(self) -> admin_pb2.WatchStatus:
         """Return the current status: counts, and bytes queued."""

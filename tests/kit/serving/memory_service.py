@@ -196,7 +196,10 @@ class MemoryWatches:
     def __init__(self) -> None:
         self.streams: list[MemoryStream] = []
 
-    def open(self, _describe: Callable[[BaseException], kv_pb2.OperationError]) -> MemoryStream:
+    def open(
+        self, _describe: Callable[[BaseException], kv_pb2.OperationError], *, principal: str = ""
+    ) -> MemoryStream:
+        assert not principal
         self.streams.append(MemoryStream())
         return self.streams[-1]
 

@@ -47,9 +47,9 @@ class AheadClock(LoopClock):
 class WatchClient:
     """One stream, without a transport."""
 
-    def __init__(self, watches: Watches) -> None:
+    def __init__(self, watches: Watches, principal: str = "") -> None:
         self._requests: asyncio.Queue[kv_pb2.WatchRequest | None] = asyncio.Queue()
-        self.stream: WatchStream = watches.open(describe)
+        self.stream: WatchStream = watches.open(describe, principal=principal)
         self._replies = self.stream.replies()
 
     async def run(self) -> None:
@@ -156,8 +156,8 @@ class Watched:
         self._tasks = tasks
         self._running: list[asyncio.Task[None]] = []
 
-    def client(self) -> WatchClient:
-        client = WatchClient(self.watches)
+    def client(self, principal: str = "") -> WatchClient:
+        client = WatchClient(self.watches, principal)
         self._running.append(self._tasks.create_task(client.run()))
         return client
 

@@ -73,6 +73,62 @@ async def test_consumer_resumes_at_its_last_acknowledgement() -> None:
         assert found == [seq for seq, _ in written[2:]]
 
 
+async def acked(cluster: Watched, principal: str, seqs: list[tuple[int, int]]) -> int:
+    """Open the watch of a principal for consumer "c", take and acknowledge these commits, and
+    close it; returns where it was opened.
+    """
+    client = cluster.client(principal)
+    client.create(consumer="c")
+    begin = await client.opened()
+    for seq, _ in seqs:
+        assert (await client.commit()).seq == seq
+        client.ack(seq)
+    client.create(99, b"nothing")  # answered after the acknowledgements
+    while (await client.take()).watch_id != 99:
+        pass  # progress, or commits of the object at which the watch has begun
+    client.stream.close()
+    await client.stream.leave()
+    return begin
+
+
+async def test_principals_do_not_share_their_consumers() -> None:
+    """Two principals use one name at a time: neither sees, takes over or moves on the consumer of
+    the other.
+    """
+    async with watched() as cluster:
+        first = cluster.client("token:alice")
+        first.create(consumer="c")
+        await first.opened()
+        written = await puts(cluster, 3)
+        assert await acked(cluster, "token:bob", []) == written[-1][0] + 1
+        assert await held_from(cluster.database, "c\ttoken:alice") == written[0][1]
+        assert await held_from(cluster.database, "c\ttoken:bob") == written[-1][1] + 1
+        assert await held_from(cluster.database) is None
+        second = cluster.client("token:alice")
+        second.create(consumer="c")
+        assert "another watch" in (await second.closed()).message
+
+
+async def test_a_principal_continues_where_nobodys_consumer_is() -> None:
+    """A client that begins to send credentials keeps its place, which is its own from then on."""
+    async with watched() as cluster:
+        assert await acked(cluster, "", []) == 1
+        written = await puts(cluster, 3)
+        assert await acked(cluster, "token:alice", written) == written[0][0]
+        assert await held_from(cluster.database) == written[0][1]
+        assert await acked(cluster, "token:alice", []) == written[-1][0]
+        assert await acked(cluster, "", []) == written[0][0]
+
+
+async def test_nobody_takes_a_consumer_by_its_name() -> None:
+    """The name of a consumer cannot contain what stands before the principal in its lease."""
+    async with watched() as cluster:
+        client = cluster.client()
+        client.create(consumer="c\ttoken:alice")
+        assert "characters that can be printed" in (await client.closed()).message
+        assert await held_from(cluster.database, "c\ttoken:alice") is None
+
+
 async def test_lease_moves_on_while_the_watch_is_open() -> None:
     """The lease moves on from time to time, also when only progress was acknowledged."""
     watching = {"watch_progress_ms": 10, "consumer_lease_ttl_s": 10}

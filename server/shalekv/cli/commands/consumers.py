@@ -17,7 +17,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.watch.consumers import Consumer, ConsumerLeases, consumers_of
 
-COLUMNS = ("name", "wal_id_min", "wal_id_last_compacted", "expires")
+COLUMNS = ("name", "wal_id_min", "wal_id_last_compacted", "expires", "principal")
 
 _HELP = """List and delete the named consumers of the WAL.
 
@@ -59,8 +59,11 @@ def list_(*, url: str, output_format: Format) -> None:
 
 @consumers.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option(
+    "--principal", default="", help="The principal to which they belong. Not set: to none."
+)
 @edited_url_option
-def delete(*, names: Sequence[str], url: str) -> None:
+def delete(*, names: Sequence[str], principal: str, url: str) -> None:
     """Delete consumers; the next collection deletes what only they have kept.
 
     A running watch with the name creates a new lease from its position on, if possible.
@@ -68,17 +71,18 @@ def delete(*, names: Sequence[str], url: str) -> None:
 
     async def delete(store: CasStore) -> Sequence[str]:
         leases = ConsumerLeases(store, StoredManifest(store), ttl_s=0)
-        known = [each.name for each in await leases.list()]
+        known = [each.name for each in await leases.list() if each.principal == principal]
         found = [name for name in names if name in known]
         if len(found) == len(names):
             for name in found:
-                await leases.release(name)
+                await leases.release(name, principal=principal)
         return found
 
     found = read_store(url, delete)
     unknown = [name for name in names if name not in found]
     if unknown:
-        raise click.UsageError(f"there is no consumer called {unknown[0]!r}: nothing was deleted")
+        called = f"{unknown[0]!r} of {principal!r}" if principal else repr(unknown[0])
+        raise click.UsageError(f"there is no consumer called {called}: nothing was deleted")
     with printing():
         for name in found:
             print_line(name)
@@ -92,4 +96,5 @@ def _row(consumer: Consumer, manifest: Manifest, now_ms: int) -> tuple[Any, ...]
         expires = "expired"
     else:
         expires = datetime.fromtimestamp(lease.expire_time_s, UTC).isoformat()
-    return consumer.name, lease.wal_id_min, manifest.wal_id_last_compacted, expires
+    last_compacted = manifest.wal_id_last_compacted
+    return consumer.name, lease.wal_id_min, last_compacted, expires, consumer.principal
