@@ -10,6 +10,7 @@ ShaleError
 ├── Unauthenticated            who calls is not known: no credentials, or invalid ones
 ├── IssuerUnavailable          a token cannot be verified now: its issuer does not answer
 ├── PermissionDenied           the roles of the caller do not allow the operation
+├── PolicyChanged              another access policy was stored first
 ├── StreamTooSlow              results were not taken while others waited for memory
 ├── ReplyTooLarge              the reply would exceed the message limit
 ├── RangeTooCostly             a condition on a range would read too many deleted keys
@@ -166,6 +167,12 @@ class PermissionDenied(ShaleError):
         """`message` names no key that the caller did not name."""
         super().__init__(message)
         self.verb = verb
+
+
+class PolicyChanged(ShaleError):
+    """Another access policy was stored since the one that a change is based on. Read it again."""
+
+    reason = "POLICY_CHANGED"
 
 
 class StreamTooSlow(ShaleError):

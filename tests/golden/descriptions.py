@@ -19,7 +19,8 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.index import BlockHandle
 from shalekv.format.records import client_key, decode_idempotency_record, decode_load
 from shalekv.format.sst import Sst
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.access import Grant, Policy, Quota, Role, Rule, Verb
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.manifest import (
     CasMode,
     Lease,
@@ -170,6 +171,55 @@ def manifest_in(description: Json) -> Manifest:
         "origins": tuple(Origin(**_values(row)) for row in values.get("origins", ())),
     }
     return Manifest(**values)
+
+
+def describe_policy(policy: Policy, database_id: bytes, write_id: bytes) -> Json:
+    """Describe the object with this policy; a rule without start and end has all keys."""
+    return _described({"database_id": database_id, "write_id": write_id}) | {
+        "version": policy.version,
+        "is_enforced": policy.is_enforced,
+        "secret": policy.secret.hex(),
+        "roles": [
+            {"name": role.name, "rules": [_describe_rule(rule) for rule in role.rules]}
+            for role in policy.roles
+        ],
+        "grants": [
+            {"subject": grant.subject, "roles": list(grant.roles), "quota": asdict(grant.quota)}
+            for grant in policy.grants
+        ],
+    }
+
+
+def policy_in(description: Json) -> Policy:
+    """Return the policy that is described."""
+    return Policy(
+        description["version"],
+        description["is_enforced"],
+        tuple(
+            Role(row["name"], tuple(_rule(rule) for rule in row["rules"]))
+            for row in description["roles"]
+        ),
+        tuple(
+            Grant(row["subject"], tuple(row["roles"]), Quota(**row["quota"]))
+            for row in description["grants"]
+        ),
+        bytes.fromhex(description["secret"]),
+    )
+
+
+def ids_in(description: Json) -> Json:
+    """Return the arguments of `encode_policy` for the policy that is described."""
+    return {name: bytes.fromhex(description[name]) for name in ("database_id", "write_id")}
+
+
+def _describe_rule(rule: Rule) -> Json:
+    verbs = sorted(verb.value for verb in rule.verbs)
+    return {"verbs": verbs, "start": _text(rule.keys.start), "end": _text(rule.keys.end) or None}
+
+
+def _rule(row: Json) -> Rule:
+    keys = KeyRange(_bytes(row["start"]), _bytes(row["end"] or ""))
+    return Rule(frozenset(Verb(verb) for verb in row["verbs"]), keys)
 
 
 def _describe_point(entry: Entry) -> Json:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from shalekv.format.access import decode_policy, encode_policy
 from shalekv.format.block_frame import Codec
 from shalekv.format.columns import Section
 from shalekv.format.manifest import decode_manifest, encode_manifest
-from shalekv.format.names import manifest_name
+from shalekv.format.names import manifest_name, policy_name
 from shalekv.format.records import ReplyKind
 from shalekv.format.sst import open_sst
 from shalekv.protocol.manifest import Manifest
@@ -21,9 +22,12 @@ from tests.golden.descriptions import (
     contents_in,
     control_in,
     describe_manifest,
+    describe_policy,
     describe_sst,
     entries_in,
+    ids_in,
     manifest_in,
+    policy_in,
     properties_in,
     range_tombstones_in,
     statement,
@@ -34,7 +38,8 @@ from tests.golden.make_golden import sst_of
 SETS = Path(__file__).parent
 ALL_SSTS = sorted(SETS.glob("v*/*.sst"))
 ALL_MANIFESTS = sorted(SETS.glob("v*/*.manifest"))
-COUNTS = (12, 8)  # of the files above; a set may only be added
+ALL_POLICIES = sorted(SETS.glob("v*/*.policy"))
+COUNTS = (12, 8, 1)  # of the files above; a set may only be added
 
 
 def label(path: Path) -> str:
@@ -48,8 +53,8 @@ def description_of(path: Path) -> Json:
 
 def test_there_are_golden_files() -> None:
     """Each description has its file, and none is lost."""
-    assert (len(ALL_SSTS), len(ALL_MANIFESTS)) == COUNTS
-    stems = {path.with_suffix("") for path in (*ALL_SSTS, *ALL_MANIFESTS)}
+    assert (len(ALL_SSTS), len(ALL_MANIFESTS), len(ALL_POLICIES)) == COUNTS
+    stems = {path.with_suffix("") for path in (*ALL_SSTS, *ALL_MANIFESTS, *ALL_POLICIES)}
     assert stems == {path.with_suffix("") for path in SETS.glob("v*/*.json")}
 
 
@@ -96,6 +101,18 @@ def test_golden_manifests_are_read_and_written(path: Path) -> None:
     assert decode_manifest(manifest_name(manifest.manifest_id), path.read_bytes()) == manifest
     assert describe_manifest(manifest) == description_of(path)
     assert encode_manifest(manifest) == path.read_bytes()
+
+
+@pytest.mark.parametrize("path", ALL_POLICIES, ids=label)
+def test_golden_policies_are_read_and_written(path: Path) -> None:
+    """Every golden policy holds what its description says, and is written as the same bytes."""
+    description = description_of(path)
+    policy, ids = policy_in(description), ids_in(description)
+    data = path.read_bytes()
+    name = policy_name(policy.version)
+    assert decode_policy(name, data, database_id=ids["database_id"]) == policy
+    assert describe_policy(policy, **ids) == description
+    assert encode_policy(policy, **ids) == data
 
 
 def test_golden_files_have_every_feature() -> None:

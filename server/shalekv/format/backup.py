@@ -14,15 +14,12 @@ An id begins with the time at which the backup began. The name of a copy identif
 of the WAL are filled again when an older copy of a database is used, and a write id belongs to one
 slot and its bytes.
 
-Byte layout of a description, numbers least significant byte first; the same in all versions:
+A description is JSON in an envelope:
 
-    0   magic 8, version u16, flags u16 (0), length of the JSON u32
-    16  CRC-32C u32 of bytes 0 to 15 and of the JSON
-    20  the JSON, to the end of the object:
-        backup_id, source_url, database_id (hexadecimal), seq, logical_time_ms,
-        manifest_id, manifest (base64; that of the snapshot, without the pending loads that no WAL
-        object among the copies commits),
-        copies: [name in the repository, size in bytes], the WAL first, in the order of its slots
+    backup_id, source_url, database_id (hexadecimal), seq, logical_time_ms,
+    manifest_id, manifest (base64; that of the snapshot, without the pending loads that no WAL
+    object among the copies commits),
+    copies: [name in the repository, size in bytes], the WAL first, in the order of its slots
 """
 
 from __future__ import annotations
@@ -31,21 +28,12 @@ import base64
 import enum
 import json
 import re
-import struct
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from shalekv.errors import (
-    BadChecksum,
-    BadMagic,
-    BadStructure,
-    CorruptObject,
-    Truncated,
-    UnsupportedVersion,
-    WrongObject,
-)
-from shalekv.format.coding import MAX_U32, Piece, crc32c
+from shalekv.errors import BadStructure, CorruptObject, WrongObject
+from shalekv.format.envelope import Envelope
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import (
     level_name,
@@ -56,12 +44,7 @@ from shalekv.format.names import (
 )
 from shalekv.protocol.manifest import Manifest
 
-BACKUP_FORMAT_VERSION = 1
-MAGIC = b"ShaleBak"
-
-_HEADER = struct.Struct("<8sHHI")
-_CHECKSUM = struct.Struct("<I")
-_BODY_AT = _HEADER.size + _CHECKSUM.size
+ENVELOPE = Envelope(b"ShaleBak", 1)
 
 BACKUPS_FOLDER = "backups/"
 LEVELS_FOLDER = "backup_levels/"
@@ -120,10 +103,7 @@ def encode_backup(backup: Backup) -> bytes:
         "copies": [[str(copy), size_bytes] for copy, size_bytes in backup.copies],
     }
     body = json.dumps(fields, separators=(",", ":")).encode()
-    if len(body) > MAX_U32:
-        raise ValueError(f"a backup of {len(backup.copies)} objects is above the limit")
-    header = _HEADER.pack(MAGIC, BACKUP_FORMAT_VERSION, 0, len(body))
-    return b"".join((header, _CHECKSUM.pack(crc32c(body, crc32c(header))), body))
+    return ENVELOPE.seal(body)
 
 
 def decode_backup(name: str, data: bytes) -> Backup:
@@ -131,9 +111,9 @@ def decode_backup(name: str, data: bytes) -> Backup:
 
     Raises a `CorruptObject`.
     """
-    body = _verified_body(name, data)
+    piece = ENVELOPE.unseal(name, data)
     try:
-        fields = json.loads(body)
+        fields = json.loads(piece.data)
         manifest_bytes = base64.b64decode(fields["manifest"], validate=True)
         backup = Backup(
             backup_id=_of(str, fields["backup_id"]),
@@ -147,30 +127,11 @@ def decode_backup(name: str, data: bytes) -> Backup:
         is_own = fields["database_id"] == backup.manifest.database_id.hex()
     except (ValueError, KeyError, TypeError, RecursionError, CorruptObject) as error:
         raise BadStructure(
-            name, _BODY_AT, f"is not the description of a backup: {error}"
+            name, piece.offset, f"is not the description of a backup: {error}"
         ) from error
     if backup.name != name or not is_own:
-        raise WrongObject(name, _BODY_AT, f"these are the bytes of backup {backup.backup_id}")
+        raise WrongObject(name, piece.offset, f"these are the bytes of backup {backup.backup_id}")
     return backup
-
-
-def _verified_body(name: str, data: bytes) -> bytes:
-    piece = Piece(name, 0, data)
-    magic, version, flags, length = _HEADER.unpack(piece.take(0, _HEADER.size, "header"))
-    if magic != MAGIC:
-        raise BadMagic(name, 0, f"expected {MAGIC!r}, found {magic!r}")
-    expected = piece.unpack(_CHECKSUM, _HEADER.size, "checksum")[0]
-    if len(data) != _BODY_AT + length:
-        problem = f"has {len(data)} bytes, expected {_BODY_AT + length}"
-        raise Truncated(name, min(len(data), _BODY_AT + length), problem)
-    body = data[_BODY_AT:]
-    checksum = crc32c(body, crc32c(data[: _HEADER.size]))
-    if checksum != expected:
-        raise BadChecksum(name, 0, f"checksum is {checksum:#010x}, expected {expected:#010x}")
-    if version != BACKUP_FORMAT_VERSION or flags:
-        problem = f"version {version}, flags {flags:#x}; expected {BACKUP_FORMAT_VERSION} and 0"
-        raise UnsupportedVersion(name, len(MAGIC), problem)
-    return body
 
 
 def _manifest(manifest_id: Any, data: bytes) -> Manifest:

@@ -1,7 +1,7 @@
 """The names of objects, built and parsed here and nowhere else.
 
 manifest/<20 digits>.manifest     wal/<20 digits>.sst     levels/<UUID version 7>.sst
-election/<20 digits>.lease
+election/<20 digits>.lease        access/<20 digits>.policy
 <any of these>.<UUID>.<checksum>  temporary: two-phase compare-and-swap copies it to <any of these>
 
 Parsers return None for every other name: a folder may hold objects of others. A name has exactly
@@ -18,6 +18,7 @@ MANIFEST_FOLDER = "manifest/"
 WAL_FOLDER = "wal/"
 LEVELS_FOLDER = "levels/"
 ELECTION_FOLDER = "election/"
+ACCESS_FOLDER = "access/"
 
 MAX_ID = 2**64 - 1
 UUID_BYTES = 16
@@ -31,6 +32,7 @@ _LEVEL = re.compile(
     r"levels/([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})\.sst"
 )
 _ELECTION = re.compile(r"election/([0-9]{20})\.lease")
+_POLICY = re.compile(r"access/([0-9]{20})\.policy")
 _TEMPORARY = re.compile(
     r"(.+)\.([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\.([0-9a-f]{8})"
 )
@@ -64,6 +66,11 @@ def election_name(lease_id: int) -> str:
     return f"{ELECTION_FOLDER}{_digits(lease_id)}.lease"
 
 
+def policy_name(version: int) -> str:
+    """Return the name of this version of the access policy, 0 to 2^64 - 1."""
+    return f"{ACCESS_FOLDER}{_digits(version)}.policy"
+
+
 @lru_cache(maxsize=4_096)
 def level_name(sst_id: bytes) -> str:
     """Return the name of the SST of the levels with this id, a UUID of version 7 in 16 bytes."""
@@ -95,6 +102,11 @@ def parse_wal_name(name: str) -> int | None:
 def parse_election_name(name: str) -> int | None:
     """Return the id of the lease with this name."""
     return _parse_id(_ELECTION, name)
+
+
+def parse_policy_name(name: str) -> int | None:
+    """Return the version of the access policy with this name."""
+    return _parse_id(_POLICY, name)
 
 
 def parse_level_name(name: str) -> bytes | None:

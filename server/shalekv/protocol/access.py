@@ -269,8 +269,7 @@ def _check_rule(path: str, rule: Rule) -> None:
         raise InvalidRequest(f"{path}.range", f"the verb {Verb.ADMIN!s} has no range of keys")
     if rule.keys.is_empty:
         raise InvalidRequest(f"{path}.range", "the range has no keys: its end is not above start")
-    # The end may be one byte longer than a key: the end of a prefix, or "after this key".
-    if len(rule.keys.start) > KEY_BYTES_MAX or len(rule.keys.end) > KEY_BYTES_MAX + 1:
+    if max(len(bound) for bound in rule.keys) > KEY_BYTES_MAX:
         raise InvalidRequest(f"{path}.range", f"a key has at most {KEY_BYTES_MAX} bytes")
 
 

@@ -237,3 +237,41 @@ class AccessQuota(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AccessQuota: _TypeAlias = AccessQuota  # noqa: Y015
+
+@_typing.final
+class StoredAccessPolicy(_message.Message):
+    """A version of the policy, as it is stored: access/<version>.policy. Never sent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATABASE_ID_FIELD_NUMBER: _builtins.int
+    WRITE_ID_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    database_id: _builtins.bytes
+    """16 bytes that identify the database."""
+    write_id: _builtins.bytes
+    """16 random bytes that belong to this slot and these bytes."""
+    secret: _builtins.bytes
+    """32 random bytes, drawn for version 1 and the same in later ones. They seal what clients get to
+    hand back, such as page tokens.
+    """
+    @_builtins.property
+    def policy(self) -> Global___AccessPolicy:
+        """The policy."""
+
+    def __init__(
+        self,
+        *,
+        database_id: _builtins.bytes = ...,
+        write_id: _builtins.bytes = ...,
+        secret: _builtins.bytes = ...,
+        policy: Global___AccessPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_id", b"database_id", "policy", b"policy", "secret", b"secret", "write_id", b"write_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredAccessPolicy: _TypeAlias = StoredAccessPolicy  # noqa: Y015

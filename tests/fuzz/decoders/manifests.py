@@ -1,4 +1,4 @@
-"""Manifests, backups, and the records inside of SSTs."""
+"""Manifests, access policies, backups, and the records inside of SSTs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import replace
 from google.protobuf.message import DecodeError
 
 from shalekv.errors import UnsupportedVersion
+from shalekv.format.access import decode_policy, encode_policy, policy_message, policy_of
 from shalekv.format.backup import decode_backup, encode_backup
 from shalekv.format.coding import Piece, crc32c
 from shalekv.format.election import decode_lease, encode_lease
 from shalekv.format.manifest import decode_manifest, decode_message, encode_manifest, encode_message
+from shalekv.format.names import policy_name
 from shalekv.format.records import (
     IdempotencyRecord,
     ReplyKind,
@@ -24,11 +26,12 @@ from shalekv.format.records import (
 from shalekv.format.sst_message import info_message, info_of, table_message, table_of
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.lease import ElectionLease
-from shalekv.v1 import manifest_pb2
+from shalekv.v1 import access_pb2, manifest_pb2
 from tests.fuzz.decoders.decoder import Decoder
 from tests.kit.forging import resealed_manifest
 from tests.kit.manifests import BACKUP, FULL, MANIFEST, MANIFEST_ID, NAME, load, some_info
-from tests.kit.samples import WAL_NAME
+from tests.kit.policies import POLICY
+from tests.kit.samples import DATABASE_ID, WAL_NAME
 
 SMALL = replace(MANIFEST, manifest_id=MANIFEST_ID)
 RECORD = IdempotencyRecord(b"hash of request!", 7, ReplyKind.WRITE, b"\x10\x05")
@@ -50,6 +53,12 @@ def _info(data: bytes) -> object:
     message = manifest_pb2.SstInfo()
     message.ParseFromString(data)
     return info_of(message, Piece(NAME, 20, data))
+
+
+def _policy(data: bytes) -> object:
+    message = access_pb2.AccessPolicy()
+    message.ParseFromString(data)
+    return policy_of(message)
 
 
 def _load_bytes(entry: Entry) -> bytes:
@@ -126,6 +135,23 @@ DECODERS = (
         found=[_resealed_envelope(encode_backup(BACKUP)[:20] + b"[" * 100_000)],
         is_sealed=True,
         reseal=_resealed_envelope,
+    ),
+    Decoder(
+        name="access policy",
+        covers=(decode_policy,),
+        decode=lambda data: decode_policy(
+            policy_name(POLICY.version), data, database_id=DATABASE_ID
+        ),
+        samples=[encode_policy(POLICY, database_id=DATABASE_ID, write_id=bytes(16))],
+        is_sealed=True,
+        reseal=_resealed_envelope,
+    ),
+    Decoder(
+        name="message of an access policy",
+        covers=(policy_of,),
+        decode=_policy,
+        samples=[policy_message(POLICY).SerializeToString()],
+        errors=MESSAGES,
     ),
     Decoder(
         name="lease of an election",

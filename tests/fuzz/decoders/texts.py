@@ -38,8 +38,10 @@ from shalekv.format.names import (
     parse_election_name,
     parse_level_name,
     parse_manifest_name,
+    parse_policy_name,
     parse_temporary_name,
     parse_wal_name,
+    policy_name,
     wal_name,
 )
 from shalekv.protocol.entry import KeyRange
@@ -88,6 +90,7 @@ NAMES = (
     _named(parse_manifest_name, manifest_name(0), manifest_name(2**64 - 1)),
     _named(parse_wal_name, wal_name(7), wal_name(2**64 - 1)),
     _named(parse_election_name, election_name(7)),
+    _named(parse_policy_name, policy_name(7)),
     _named(parse_level_name, level_name(SST_ID)),
     _named(parse_temporary_name, str(TemporaryName(wal_name(7), SST_ID, 0xC0FFEE))),
     _named(parse_backup_name, backup_name(BACKUP_ID)),

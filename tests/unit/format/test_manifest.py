@@ -17,7 +17,7 @@ from shalekv.errors import (
     UnsupportedVersion,
     WrongObject,
 )
-from shalekv.format import manifest as manifest_module
+from shalekv.format import envelope
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import manifest_name
 from shalekv.protocol.manifest import Lease, Manifest, Snapshot
@@ -166,6 +166,6 @@ def test_text_that_is_no_utf8_is_refused() -> None:
 
 def test_a_manifest_too_big_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message whose length does not fit the envelope is refused when it is written."""
-    monkeypatch.setattr(manifest_module, "MAX_U32", len(DATA) - BODY_AT - 1)
+    monkeypatch.setattr(envelope, "MAX_U32", len(DATA) - BODY_AT - 1)
     with pytest.raises(ValueError, match="limit"):
         encode_manifest(FULL)
