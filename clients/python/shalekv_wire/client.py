@@ -20,6 +20,8 @@ from shalekv_wire.deadlines import Deadlines
 from shalekv_wire.sending import Sender
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
 from shalekv_wire.stream import Limits, ReceivedBytes
+from shalekv_wire.tls import TlsContexts
+from shalekv_wire.tls_transport import TlsTransport
 
 UNIX_PREFIX = "unix:"
 WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wait
@@ -44,6 +46,9 @@ class ChannelOptions:
     # and has the second time to give it.
     keepalive_s: float = 30.0
     keepalive_timeout_s: float = 10.0
+    tls: TlsContexts | None = None  # of TCP; None: none. Connections to unix:PATH have none.
+    # Name or IP address that the certificate of the server must have; empty: that of the address.
+    server_name: str = ""
 
 
 class WireChannel:
@@ -203,7 +208,8 @@ class WireChannel:
             if transport.takes_calls:
                 self._backoff.note_success()
             else:
-                self._backoff.note_failure("the server takes no calls")
+                why = transport.connection.leaving_text or "the server takes no calls"
+                self._backoff.note_failure(why)
         finally:
             self._connecting = None
         if self._usable() is None:
@@ -219,13 +225,21 @@ class WireChannel:
                 await self.loop.create_unix_connection(lambda: transport, path)
             else:
                 host, _, port = self.address.rpartition(":")
-                await self.loop.create_connection(lambda: transport, host.strip("[]"), int(port))
+                protocol = self._secured(transport, host.strip("[]"))
+                await self.loop.create_connection(lambda: protocol, host.strip("[]"), int(port))
             self._transports.add(transport)
             await transport.ready
         except BaseException:
             transport.close(StatusCode.UNAVAILABLE, "no connection")  # it has no calls
             raise
         return transport
+
+    def _secured(self, transport: _ClientTransport, host: str) -> asyncio.Protocol:
+        """Put TLS before the protocol of a connection, if there is any."""
+        options = self.options
+        if options.tls is None:
+            return transport
+        return TlsTransport(transport, options.tls.current(), options.server_name or host)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -343,6 +357,9 @@ class _ClientTransport(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self._check = self._channel.loop.call_later(CHECK_INTERVAL_S, self._look)
         self._flush()
+
+    def on_secured(self, certificate: bytes) -> None:
+        """Implement `SecuredProtocol`: the certificate of the server was verified."""
 
     def data_received(self, data: bytes) -> None:
         self._is_active = True

@@ -94,6 +94,13 @@ class RequestHead:
         """Return whether the request can become a call, if there is such a method."""
         return self.http_status == HTTP_OK and not self.problem and self.encoding in ENCODINGS
 
+    def text(self, key: str) -> str:
+        """Return the first value of a key of the metadata; empty: there is none."""
+        for each, value in self.metadata:
+            if each == key:
+                return str(value)
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:

@@ -11,7 +11,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,17 +20,19 @@ from typing import Any
 from shalekv_wire.deadlines import Deadlines
 from shalekv_wire.frames import ErrorCode
 from shalekv_wire.sending import Sender, TotalUnsent
-from shalekv_wire.server_connection import (
+from shalekv_wire.server_calls import (
     Find,
     ServerCall,
-    ServerConnection,
     StreamCall,
     StreamHandler,
     Streaming,
     Unary,
 )
+from shalekv_wire.server_connection import ServerConnection
 from shalekv_wire.status import CallFailed, StatusCode
 from shalekv_wire.stream import Limits, ReceivedBytes
+from shalekv_wire.tls import TlsContexts
+from shalekv_wire.tls_transport import TlsFailed, TlsTransport
 
 __all__ = [
     "ServerCall",
@@ -54,6 +56,7 @@ WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wai
 # After so many bytes in one piece, other connections have their turn: uvloop would go on to read
 # from this one, for megabytes of requests.
 TURN_READ_BYTES = 128 * 1024
+REFUSALS_INTERVAL_S = 10.0  # between two lines about connections that TLS has ended
 AGE_SPREAD = 0.1  # the age of a connection differs by this part, so that not all end at once
 
 # Small frames are sent at once; asyncio sets that for connections of clients alone. A client
@@ -81,6 +84,7 @@ class ServerOptions:
     idle_s: float | None = 300.0  # a connection without calls is asked to go after it
     age_s: float | None = None  # a connection is asked to go at this age
     age_grace_s: float = 30.0  # calls of a connection that was asked to go may run so long
+    tls: TlsContexts | None = None  # of TCP; None: none. Paths are open to this machine alone.
 
 
 class WireServer:
@@ -102,6 +106,7 @@ class WireServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._check: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # a connection has ended
+        self.refusals = _Refusals()
         self.is_stopping = False  # connections that come now are closed
 
     async def serve(self, sock: socket.socket) -> None:
@@ -110,7 +115,7 @@ class WireServer:
         if sock.family == socket.AF_UNIX:
             create = self.loop.create_unix_server  # type: ignore[assignment]
         backlog = self.options.backlog
-        listener = await create(lambda: _ServerTransport(self), sock=sock, backlog=backlog)
+        listener = await create(self._protocol_for(sock), sock=sock, backlog=backlog)
         self._listeners.append(listener)
         self._begin_checks()
 
@@ -118,10 +123,17 @@ class WireServer:
         """Serve a connection that was accepted elsewhere (TCP or unix)."""
         sock.settimeout(0)
         self._begin_checks()
-        connect = self.loop.connect_accepted_socket(lambda: _ServerTransport(self), sock)
+        connect = self.loop.connect_accepted_socket(self._protocol_for(sock), sock)
         task = self.loop.create_task(_finish(connect))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _protocol_for(self, sock: socket.socket) -> Callable[[], asyncio.Protocol]:
+        """Return what makes the protocol of a connection of `sock`."""
+        tls = self.options.tls
+        if tls is None or sock.family == socket.AF_UNIX:
+            return lambda: _ServerTransport(self)
+        return lambda: TlsTransport(_ServerTransport(self), tls.current())
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, wait for the calls in progress for at most `grace_s`, and close.
@@ -202,6 +214,8 @@ class WireServer:
             _log.warning("%d connections are open: more are closed at once", count)
         for connection in [*self.connections]:
             connection.check(now_s)
+        if self.options.tls is not None:
+            self.options.tls.current()  # so that changes are logged soon, also without connections
         check = partial(self._check_all, was_full=is_full)
         self._check = self.loop.call_later(CHECK_INTERVAL_S, check)
 
@@ -281,9 +295,15 @@ class _ServerTransport(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._sender.resume()
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def on_secured(self, certificate: bytes) -> None:
+        """Implement `SecuredProtocol`."""
+        self._connection.certificate = certificate
+
+    def connection_lost(self, exc: Exception | None) -> None:
         if self not in self._server.connections:
             return
+        if isinstance(exc, TlsFailed):
+            self._server.refusals.note(self._connection.peer, str(exc))
         self._connection.is_over = True
         self._connection.close_streams(ErrorCode.CANCEL, "the connection has ended")
         self._sender.drop()
@@ -369,6 +389,25 @@ class _ServerTransport(asyncio.Protocol):
             return False
         self._transport.abort()
         return True
+
+
+class _Refusals:
+    """Log of connections that TLS has ended: the first at once, later ones summed up."""
+
+    def __init__(self) -> None:
+        self._count = 0  # since the last line
+        self._logged_s = float("-inf")
+
+    def note(self, peer: str, why: str) -> None:
+        """Log a connection."""
+        _log.debug("TLS has ended the connection of %s: %s", peer, why)
+        self._count += 1
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= REFUSALS_INTERVAL_S:
+            self._logged_s = now_s
+            text = "TLS has ended the connection of %s: %s (%d since the last such line)"
+            _log.info(text, peer, why, self._count)
+            self._count = 0
 
 
 def _set_tcp_options(transport: asyncio.BaseTransport) -> None:
