@@ -121,11 +121,16 @@ class _Backoff:
         return "" if failure is None else f"the last session ended with: {failure.details.message}"
 
     def failed(self, reason: ShaleKVError, *, has_answered: bool) -> None:
-        """Begin the delay after a failure; a session that has answered is the first to fail."""
+        """Begin the delay after a failure; a session that has answered is the first to fail.
+
+        It is no shorter than the server advises.
+        """
         self._failures = 1 if has_answered else self._failures + 1
         chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
         longest_s = min(REOPEN_MAX_S, REOPEN_INITIAL_S * 2.0 ** (self._failures - 1))
-        self._ends_at_s = asyncio.get_running_loop().time() + longest_s * (0.5 + 0.5 * chance)
+        advice_s = (reason.details.retry_after_ms or 0) / 1_000.0
+        delay_s = max(longest_s * (0.5 + 0.5 * chance), advice_s * (1.0 + 0.5 * chance))
+        self._ends_at_s = asyncio.get_running_loop().time() + delay_s
         self.last_failure = reason
 
     def open_when_over(self) -> None:

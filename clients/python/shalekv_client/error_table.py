@@ -41,6 +41,7 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "QUEUE_FULL": errors.Overloaded,
         "MEMTABLE_FULL": errors.Overloaded,
         "LOG_FULL": errors.Overloaded,
+        "QUOTA_EXCEEDED": errors.QuotaExceeded,
         "QUORUM_UNAVAILABLE": errors.NotApplied,
         "IMPLAUSIBLE_TIME": errors.NotApplied,
         "LOG_BEHIND_ARCHIVE": errors.NotApplied,

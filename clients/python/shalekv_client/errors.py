@@ -21,6 +21,7 @@ ShaleKVError
 │   ├── Unimplemented     this server does not have the call or the option
 │   ├── LeaseLost         files that a job has written may be deleted already
 │   ├── Overloaded        try again after `retry_after_ms`
+│   │   └── QuotaExceeded because the caller has used its quota; `quota` names the limit
 │   ├── ReplyTooLarge     ask for less at once
 │   ├── DeadlinePassed    the deadline passed before there was an answer
 │   ├── Stopping          this process no longer serves
@@ -213,6 +214,15 @@ class Overloaded(NotApplied):
     def retry_after_ms(self) -> int:
         """The server's advice, in milliseconds; 0 when it gave none."""
         return self.details.retry_after_ms or 0
+
+
+class QuotaExceeded(Overloaded):
+    """The caller has used what its quota allows. Try again after `retry_after_ms`."""
+
+    @property
+    def quota(self) -> str:
+        """The name of the limit, such as ``calls_per_s``."""
+        return self.details.metadata.get("quota", "")
 
 
 class ReplyTooLarge(NotApplied):

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from shalekv.errors import Fenced as ServerFenced
 from shalekv.errors import QueueFull
+from shalekv.errors import QuotaExceeded as ServerQuotaExceeded
 from shalekv.errors import Stopping as ServerStopping
 from shalekv.v1 import kv_pb2
 from shalekv_client import (
@@ -27,6 +28,7 @@ from shalekv_client import (
     InvalidRequest,
     NotApplied,
     Overloaded,
+    QuotaExceeded,
     RetryPolicy,
     ServerFailed,
     Stopping,
@@ -165,6 +167,7 @@ async def test_unimplemented_sessions_are_not_tried_again(
         (ServerFenced("another took over", own_epoch=1, newer_epoch=2), Fenced),
         (ServerStopping("stopping"), Stopping),
         (QueueFull("full", retry_after_ms=1), Overloaded),
+        (ServerQuotaExceeded("used", retry_after_ms=1, quota="sessions"), QuotaExceeded),
     ],
 )
 async def test_session_that_is_turned_away_was_not_applied(
@@ -176,6 +179,20 @@ async def test_session_that_is_turned_away_was_not_applied(
         with pytest.raises(kind):
             await client.put(b"k", b"v")
         assert (await client.put(b"k", b"v")).seq == 1
+
+
+async def test_session_is_not_opened_before_the_server_advises(server: DictServer) -> None:
+    """After a refusal with a delay, operations wait for it: none makes a session earlier."""
+    refusal = ServerQuotaExceeded("used", retry_after_ms=300, quota="sessions")
+    server.state.session_failures.append(refusing(refusal))
+    async with coalescing(server) as coalescer:
+        with pytest.raises(QuotaExceeded) as refused:
+            await coalescer.call(operations.put(b"first", b""), 10_000)
+        assert (refused.value.quota, refused.value.retry_after_ms) == ("sessions", 300)
+        began_s = asyncio.get_running_loop().time()
+        await coalescer.call(operations.put(b"second", b""), 10_000)
+        assert asyncio.get_running_loop().time() - began_s > 0.25
+    assert server.state.sessions_begun == 2
 
 
 async def test_status_is_not_lost_to_a_write(server: DictServer) -> None:

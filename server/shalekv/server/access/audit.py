@@ -1,0 +1,458 @@
+r"""The audit log: a line of JSON for each operation, appended to a file or to standard error.
+
+    {"time":"2026-03-01T12:00:00.125Z","role":"writer","epoch":3,"principal":"token:alice",
+     "peer":"ipv4:10.0.0.7:53124","request_id":"a1","method":"KV.Put","verb":"write",
+     "keys":["9f86d081884c7d65"],"key_count":1,"outcome":"ok","seq":17,"duration_ms":1.25,
+     "request_bytes":64,"reply_bytes":29}\n                                (one line in the file)
+
+A line has at most `LINE_BYTES_MAX` bytes: of many keys it shows the first few, and of a long text
+the beginning, with "..." after it. It has no values, tokens, page tokens and idempotency keys.
+
+Lines are collected during a turn of the event loop and written by one system call to a descriptor
+that appends; processes may share a file. Those of refused operations are written at once. When a
+write fails, its lines are lost: the process goes on, counts them, and logs that once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from hashlib import blake2b
+from itertools import chain, islice
+from json.encoder import encode_basestring_ascii
+from typing import Any, Protocol, TypeAlias
+
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from shalekv.clock import Clock
+from shalekv.errors import (
+    InvalidSetting,
+    OutcomeUnknown,
+    PermissionDenied,
+    ShaleError,
+    Unauthenticated,
+)
+from shalekv.protocol.access import Verb
+from shalekv.settings import AccessSettings, AuditKeys, AuditLevel
+from shalekv.v1 import admin_pb2 as admin
+from shalekv.v1 import kv_pb2 as kv
+
+STDERR = "stderr"
+LINE_BYTES_MAX = 4_096  # as much as a pipe takes whole, whoever else writes to it
+KEYS_SHOWN_MAX = 8
+KEY_SHOWN_BYTES_MAX = 128
+PREFIX_BYTES = 8
+HASH_BYTES = 16
+KEYS_CHARS_MAX = 1_600  # of all keys of a line
+TEXT_CHARS_MAX = 256  # of each other text
+LOST_LOG_INTERVAL_MS = 60_000
+FILE_MODE = 0o600
+
+_HEADER_TAG = b"\x0a"  # of the header in a reply, its first field
+_LENGTH_MAX = 0x7F  # of one byte
+_TEXT_CHARS = 6  # that JSON makes of a character, at most: \u0000
+_CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), 127)}
+_STANDARD_ERROR = 2
+
+_log = structlog.get_logger(__name__)
+
+_Key: TypeAlias = bytes | kv.KeyRange
+Outcome: TypeAlias = Message | bytes | BaseException | None
+
+
+class AuditedCall(Protocol):
+    """What a line says of a call."""
+
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+        ...
+
+    @property
+    def principal(self) -> str:
+        """The name of who calls; empty: anonymous."""
+        ...
+
+    @property
+    def request_id(self) -> str:
+        """The name that the client gave the call."""
+        ...
+
+
+# What operations do, and from which level on they have lines. All others are reads of the status.
+_METHODS: Mapping[type[Message], tuple[str, Verb, AuditLevel]] = {
+    kv.GetRequest: ("KV.Get", Verb.READ, AuditLevel.ALL),
+    kv.BatchGetRequest: ("KV.BatchGet", Verb.READ, AuditLevel.ALL),
+    kv.ScanRequest: ("KV.Scan", Verb.READ, AuditLevel.ALL),
+    kv.WatchCreate: ("KV.Watch", Verb.WATCH, AuditLevel.ALL),
+    kv.PutRequest: ("KV.Put", Verb.WRITE, AuditLevel.WRITES),
+    kv.DeleteRequest: ("KV.Delete", Verb.WRITE, AuditLevel.WRITES),
+    kv.DeleteRangeRequest: ("KV.DeleteRange", Verb.DELETE_RANGE, AuditLevel.WRITES),
+    kv.WriteRequest: ("KV.Write", Verb.WRITE, AuditLevel.WRITES),
+    kv.TxnRequest: ("KV.Txn", Verb.WRITE, AuditLevel.WRITES),
+    admin.IngestSstRequest: ("Admin.IngestSst", Verb.INGEST, AuditLevel.WRITES),
+    admin.StatsRequest: ("Admin.Stats", Verb.ADMIN, AuditLevel.ADMIN),
+    admin.CreateSnapshotRequest: ("Admin.CreateSnapshot", Verb.ADMIN, AuditLevel.ADMIN),
+    admin.RenewSnapshotRequest: ("Admin.RenewSnapshot", Verb.ADMIN, AuditLevel.ADMIN),
+    admin.ListSnapshotsRequest: ("Admin.ListSnapshots", Verb.ADMIN, AuditLevel.ADMIN),
+    admin.DeleteSnapshotRequest: ("Admin.DeleteSnapshot", Verb.ADMIN, AuditLevel.ADMIN),
+    admin.GetAccessPolicyRequest: ("Admin.GetAccessPolicy", Verb.ADMIN, AuditLevel.ADMIN),
+    admin.SetAccessPolicyRequest: ("Admin.SetAccessPolicy", Verb.ADMIN, AuditLevel.ADMIN),
+}
+_LEVELS = list(AuditLevel)
+
+
+class AuditFile:
+    """A file to which whole lines are appended, also by other processes."""
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        """Open it, or standard error if `path` says so. Raises `InvalidSetting`."""
+        self.lost_count = 0  # lines that could not be written
+        self._path = path
+        self._clock = clock
+        self._lines: list[bytes] = []
+        self._is_torn = False  # the file ends within a line
+        self._logged_ms = -float(LOST_LOG_INTERVAL_MS)
+        try:
+            self._file = _opened(path)
+        except OSError as error:
+            raise InvalidSetting(f"--audit-log {path}: {error.strerror}") from error
+
+    def append(self, line: bytes, *, is_urgent: bool = False) -> None:
+        """Write a line before the loop waits again; at once if it is urgent."""
+        self._lines.append(line)
+        if is_urgent:
+            self.flush()
+        elif len(self._lines) == 1:
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        lines, self._lines = self._lines, []
+        if len(lines) > 1 and stat.S_ISREG(os.fstat(self._file).st_mode):
+            lines = [b"".join(lines)]
+        for data in lines:  # a pipe takes no more than a line without mixing it with others
+            self._write(data)
+
+    def reopen(self) -> None:
+        """Go on in the file that has the path now: the former one was renamed, or removed.
+
+        If it cannot be opened, the former one stays in use, and the problem is logged.
+        """
+        self.flush()
+        if self._path == STDERR:
+            return
+        try:
+            file = _opened(self._path)
+        except OSError as error:
+            problem = error.strerror
+            _log.error("audit log cannot be opened again", path=self._path, problem=problem)
+            return
+        os.close(self._file)
+        self._file, self._is_torn = file, False
+        _log.info("audit log opened again", path=self._path)
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        self.flush()
+        if self._path != STDERR:
+            os.close(self._file)
+
+    def _write(self, data: bytes) -> None:
+        """Write lines; what follows a line that was written in part begins a new one."""
+        was_torn, written = self._is_torn, 0
+        if was_torn:
+            data = b"\n" + data
+        try:
+            while written < len(data):
+                written += os.write(self._file, data[written:] if written else data)
+                self._is_torn = not data.endswith(b"\n", 0, written)
+        except OSError as error:
+            self._lose(data.count(b"\n", written) - (was_torn and not written), error)
+
+    def _lose(self, count: int, error: OSError) -> None:
+        self.lost_count += count
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._logged_ms >= LOST_LOG_INTERVAL_MS:
+            self._logged_ms = now_ms
+            problem = error.strerror
+            _log.error("lines of the audit log are lost", lost=self.lost_count, problem=problem)
+
+
+class AuditEntry:
+    """An operation that gets a line at its end."""
+
+    __slots__ = ("_began_ms", "_head", "_log", "_request_bytes", "sent_bytes")
+
+    def __init__(self, log: AuditLog, head: str, request_bytes: int, began_ms: float) -> None:
+        """`head` is what is known of the operation when it begins."""
+        self._log = log
+        self._head = head
+        self._request_bytes = request_bytes
+        self._began_ms = began_ms
+        self.sent_bytes = 0  # of a stream of replies, so far
+
+    def end(self, outcome: Outcome) -> None:
+        """Write the line. The outcome is the reply, or the error; None: a stream has ended."""
+        sent_bytes = self.sent_bytes
+        if isinstance(outcome, bytes):
+            sent_bytes = len(outcome)
+        elif isinstance(outcome, Message):
+            sent_bytes = outcome.ByteSize()
+        tail = f',"request_bytes":{self._request_bytes},"reply_bytes":{sent_bytes}}}\n'
+        self._log.write(self._head, _described(outcome), tail, self._began_ms, outcome)
+
+
+class AuditLog:
+    """Notes operations, as the settings of a process say."""
+
+    def __init__(self, settings: AccessSettings, file: AuditFile, clock: Clock, role: str) -> None:
+        """`role` is that of this process, such as `writer`."""
+        self.file = file
+        level = _LEVELS.index(settings.audit_level)
+        self._notes_all = settings.audit_level is AuditLevel.ALL
+        self._noted = frozenset(
+            kind for kind, (_, _, first) in _METHODS.items() if level >= _LEVELS.index(first)
+        )
+        self._clock = clock
+        self._place = f',"role":"{role}"'
+        self._shown: Callable[[bytes], str] = _SHOWN.get(settings.audit_keys, _plain)
+        self._hashes_keys = settings.audit_keys is AuditKeys.HASHED
+        self._second, self._second_text = 0, ""
+        self.use_secret(os.urandom(HASH_BYTES))
+
+    def use_secret(self, secret: bytes) -> None:
+        """Hash keys with what follows from this secret: it is the same in all processes."""
+        if self._hashes_keys:
+            self._shown = partial(_hashed, blake2b(key=secret, person=b"shalekv audit").digest())
+
+    def enter_term(self, role: str, epoch: int) -> None:
+        """Note this role and epoch from now on."""
+        self._place = f',"role":"{role}","epoch":{epoch}'
+
+    def notes(self, request_type: type[Message]) -> bool:
+        """Return whether operations with such requests have lines, refused or not."""
+        return self._notes_all or request_type in self._noted
+
+    def begin(self, call: AuditedCall, request: Message, request_bytes: int) -> AuditEntry:
+        """Note that an operation begins; a watch, which may never end, has a line for that."""
+        began_ms = self._clock.monotonic_ms()
+        entry = AuditEntry(self, self._head(call, request), request_bytes, began_ms)
+        if isinstance(request, kv.WatchCreate):
+            tail = f',"request_bytes":{request_bytes}}}\n'
+            self.write(self._head(call, request), ',"outcome":"begun"', tail, began_ms, None)
+        return entry
+
+    def refuse(
+        self, call: AuditedCall, request: Message | None, size_bytes: int, error: BaseException
+    ) -> None:
+        """Write the line of an operation that did not begin, at once.
+
+        Without a request it is a call whose credentials were refused.
+        """
+        tail = f',"request_bytes":{size_bytes}}}\n'
+        head = self._head(call, request)
+        self.write(head, _described(error), tail, self._clock.monotonic_ms(), error)
+
+    def write(self, head: str, outcome: str, tail: str, began_ms: float, result: Outcome) -> None:
+        """Write a line from its parts."""
+        seq = _seq_of(result)
+        known = f',"seq":{seq}' if seq else ""
+        duration_ms = max(self._clock.monotonic_ms() - began_ms, 0.0)
+        line = (
+            f'{{"time":"{self._time()}"{self._place}{head}{outcome}{known}'
+            f',"duration_ms":{duration_ms:.3f}{tail}'
+        )
+        is_urgent = isinstance(result, Unauthenticated | PermissionDenied)
+        data = line.replace("\x7f", "\\u007f").encode("ascii")
+        self.file.append(data, is_urgent=is_urgent)
+
+    def _time(self) -> str:
+        now_ms = self._clock.wall_ms() or 0
+        second, rest_ms = divmod(now_ms, 1_000)
+        if second != self._second or not self._second_text:
+            self._second = second
+            self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._second_text}.{rest_ms:03d}Z"
+
+    def _head(self, call: AuditedCall, request: Message | None) -> str:
+        parts = [
+            f',"principal":{_text(call.principal)},"peer":{_text(call.peer)}',
+            f',"request_id":{_text(call.request_id)}' if call.request_id else "",
+        ]
+        if request is not None:
+            method, verb = _method_of(type(request))
+            parts.append(f',"method":"{method}"')
+            parts.append(f',"verb":"{verb}"' if verb else "")
+            parts.extend(self._subjects(request))
+        return "".join(parts)
+
+    def _subjects(self, request: Message) -> Iterator[str]:
+        """Yield what an operation is about: keys, ranges, or the name of something else."""
+        count, named = _named(request)
+        if count:
+            keys, ranges = self._shown_keys(named)
+            yield f',"keys":[{",".join(keys)}]' if keys else ""
+            yield f',"ranges":[{",".join(ranges)}]' if ranges else ""
+            yield f',"key_count":{count}'
+        name = _name_of(request)
+        yield f',"object":{_text(name)}' if name else ""
+
+    def _shown_keys(self, named: Iterable[_Key]) -> tuple[list[str], list[str]]:
+        keys: list[str] = []
+        ranges: list[str] = []
+        left = KEYS_CHARS_MAX
+        for each in islice(named, KEYS_SHOWN_MAX):
+            text = self._key(each) if isinstance(each, bytes) else self._range(each)
+            left -= len(text)
+            if left < 0 and (keys or ranges):
+                break
+            (keys if isinstance(each, bytes) else ranges).append(text)
+        return keys, ranges
+
+    def _key(self, key: bytes) -> str:
+        return encode_basestring_ascii(self._shown(key))
+
+    def _range(self, keys: kv.KeyRange) -> str:
+        if keys.prefix:
+            return f'{{"prefix":{self._key(keys.prefix)}}}'
+        start = self._key(keys.start) if keys.start else '""'
+        end = self._key(keys.end) if keys.end else '""'
+        return f'{{"start":{start},"end":{end}}}'
+
+
+def _opened(path: str) -> int:
+    if path == STDERR:
+        return _STANDARD_ERROR
+    # A pipe that nobody reads must not block the process: its lines are lost.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    return os.open(path, flags, FILE_MODE)
+
+
+def _method_of(request_type: type[Message]) -> tuple[str, str]:
+    found = _METHODS.get(request_type)
+    if found is not None:
+        return found[0], found[1].value
+    name = request_type.DESCRIPTOR.name.removesuffix("Request")
+    return f"Admin.{name}", ""
+
+
+def _described(outcome: Outcome) -> str:
+    """Return the outcome, and the reason if it is an error."""
+    match outcome:
+        case Unauthenticated():
+            return ',"outcome":"unauthenticated"'
+        case PermissionDenied():
+            return ',"outcome":"denied"'
+        case OutcomeUnknown():
+            return f',"outcome":"unknown","reason":"{outcome.reason}"'
+        case ShaleError():
+            return f',"outcome":"error","reason":"{outcome.reason}"'
+        case asyncio.CancelledError():
+            return ',"outcome":"unknown","reason":"CANCELLED"'
+        case BaseException():
+            return f',"outcome":"unknown","reason":"{ShaleError.reason}"'
+    return ',"outcome":"ok"'
+
+
+def _seq_of(outcome: Outcome) -> int:
+    """Return the sequence number in the header of a reply; 0: there is none."""
+    if isinstance(outcome, bytes):
+        # The header is the first field, and shorter than 128 bytes: one byte has its length.
+        if outcome[:1] != _HEADER_TAG or outcome[1] > _LENGTH_MAX:
+            return 0
+        try:
+            return kv.ReplyHeader.FromString(outcome[2 : 2 + outcome[1]]).seq
+        except DecodeError:
+            return 0
+    header = getattr(outcome, "header", None)
+    return header.seq if isinstance(header, kv.ReplyHeader) else 0
+
+
+def _text(text: str) -> str:
+    """Return a text in JSON; of a long one the beginning."""
+    encoded: str = encode_basestring_ascii(text[: TEXT_CHARS_MAX + 1])
+    if len(encoded) <= TEXT_CHARS_MAX:
+        return encoded
+    return encode_basestring_ascii(text[: TEXT_CHARS_MAX // _TEXT_CHARS] + "...")
+
+
+def _plain(key: bytes) -> str:
+    r"""Return a key as text: \ for a backslash, \xNN for bytes that are not printable UTF-8."""
+    shown = key[:KEY_SHOWN_BYTES_MAX].replace(b"\\", rb"\\")
+    text = shown.decode("utf-8", "backslashreplace").translate(_CONTROL)
+    return text + "..." if len(key) > KEY_SHOWN_BYTES_MAX else text
+
+
+def _prefix(key: bytes) -> str:
+    return _plain(key) if len(key) <= PREFIX_BYTES else _plain(key[:PREFIX_BYTES]) + "..."
+
+
+def _hashed(hash_key: bytes, key: bytes) -> str:
+    return blake2b(key, key=hash_key, digest_size=HASH_BYTES).hexdigest()
+
+
+_SHOWN: Mapping[AuditKeys, Callable[[bytes], str]] = {
+    AuditKeys.PLAIN: _plain,
+    AuditKeys.PREFIX: _prefix,
+}
+
+
+def _named(request: Message) -> tuple[int, Iterable[_Key]]:
+    """Return the number of keys and ranges that a request names, and what they are."""
+    match request:
+        case kv.GetRequest() | kv.PutRequest() | kv.DeleteRequest():
+            return 1, (request.key,)
+        case kv.BatchGetRequest():
+            return len(request.keys), request.keys
+        case kv.DeleteRangeRequest() | kv.ScanRequest() | kv.WatchCreate():
+            return 1, (request.range,)
+        case kv.WriteRequest():
+            return len(request.changes), map(_changed, request.changes)
+        case kv.TxnRequest():
+            count = len(request.compares) + len(request.then) + len(request.otherwise)
+            operations = chain(request.then, request.otherwise)
+            return count, chain(map(_compared, request.compares), map(_operated, operations))
+        case admin.IngestSstRequest():
+            spans = (kv.KeyRange(start=sst.first_key, end=sst.last_key) for sst in request.ssts)
+            return len(request.ssts), spans
+    return 0, ()
+
+
+def _changed(change: kv.Change) -> _Key:
+    kind = change.WhichOneof("change")
+    if kind is None:
+        return b""
+    changed: Any = getattr(change, kind)
+    key: _Key = changed.range if kind == "delete_range" else changed.key
+    return key
+
+
+def _compared(compare: kv.Compare) -> _Key:
+    return compare.range_empty if compare.WhichOneof("test") == "range_empty" else compare.key
+
+
+def _operated(operation: kv.TxnOperation) -> _Key:
+    is_get = operation.WhichOneof("operation") == "get"
+    return operation.get.key if is_get else _changed(operation.change)
+
+
+def _name_of(request: Message) -> str:
+    """Return the name of what a request is about, if that is no key; empty: it has none."""
+    match request:
+        case admin.CreateSnapshotRequest():
+            return request.name
+        case admin.RenewSnapshotRequest() | admin.DeleteSnapshotRequest():
+            return request.name or request.id.hex()
+        case admin.IngestSstRequest():
+            return request.load_id
+        case admin.SetAccessPolicyRequest():
+            return f"version {request.policy.version}"
+        case kv.WatchCreate():
+            return request.consumer
+    return ""
