@@ -282,3 +282,14 @@ def test_few_ssts_stay_open(root: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert open_ssts() == {SST % 4}
     finish(levels.close())
     assert open_ssts() == set()
+
+
+@pytest.mark.parametrize("call", ["touch", "resize", "append", "try_lock"])
+def test_no_file_is_changed_behind_a_link(tmp_path: Path, call: str) -> None:
+    """A link in place of a file that a store, a cache or a safekeeper shares is not followed."""
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    arguments = {"resize": (0,), "append": (b"more",)}.get(call, ())
+    with pytest.raises(OSError, match="symbolic links"):
+        getattr(REAL_FILE_SYSTEM, call)(tmp_path / "link", *arguments)
+    assert (tmp_path / "secret").read_text() == "secret"
