@@ -11,6 +11,7 @@ ShaleError
 ├── IssuerUnavailable          a token cannot be verified now: its issuer does not answer
 ├── PermissionDenied           the roles of the caller do not allow the operation
 ├── PolicyChanged              another access policy was stored first
+├── PolicyUnknown              the access policy may have changed; nothing was applied
 ├── StreamTooSlow              results were not taken while others waited for memory
 ├── ReplyTooLarge              the reply would exceed the message limit
 ├── RangeTooCostly             a condition on a range would read too many deleted keys
@@ -173,6 +174,12 @@ class PolicyChanged(ShaleError):
     """Another access policy was stored since the one that a change is based on. Read it again."""
 
     reason = "POLICY_CHANGED"
+
+
+class PolicyUnknown(ShaleError):
+    """The access policy was not seen for too long: it may have changed. Nothing was applied."""
+
+    reason = "POLICY_UNKNOWN"
 
 
 class StreamTooSlow(ShaleError):

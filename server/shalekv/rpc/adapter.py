@@ -12,9 +12,8 @@ or its connection ends. So a stream whose client reads nothing is ended by a res
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import structlog
@@ -22,7 +21,6 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
 from shalekv.errors import (
-    DeadlinePassed,
     InvalidRequest,
     OutcomeUnknown,
     Overloaded,
@@ -33,9 +31,11 @@ from shalekv.errors import (
 from shalekv.read.memory_budget import MemoryBudget
 from shalekv.rpc.call_counts import CallCounts, MethodCount, TimedCall
 from shalekv.rpc.calls import ServerCall, StreamCall, Streaming, Unary
+from shalekv.rpc.guarding import Guarding
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
 from shalekv.runtime import Runtime
+from shalekv.server.access.guard import Guard
 from shalekv.server.service import Answer, Call, DuplexStream, KvService, WatchService
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
@@ -87,10 +87,13 @@ class Adapter:
         calls_max: int,
         limits: LimitSettings | None = None,
         session_budget: MemoryBudget | None = None,
+        guard: Guard | None = None,
+        checked_as: Message | None = None,
     ) -> None:
         """At most `calls_max` calls are in progress; more are refused with `Overloaded`.
 
-        All sessions share `session_budget`.
+        All sessions share `session_budget`. Without a `guard` every call is allowed; it is asked
+        about `checked_as` in place of the requests, if that is given.
         """
         limits = limits or LimitSettings()
         self._session_budget = session_budget or MemoryBudget(limits.sessions_bytes_max)
@@ -105,7 +108,7 @@ class Adapter:
         self._idle_delays = 0  # calls in progress for which `idle` waits
         self._idle = asyncio.Event()
         self._idle.set()
-        self._undated = Call()  # that of the last call without a deadline
+        self._guarding = Guarding(guard, runtime.clock, checked_as)
 
     def refuse(self, error: ShaleError) -> None:
         """Refuse every call, and every operation of a session, that begins from now on.
@@ -154,20 +157,22 @@ class Adapter:
         """Return a method with one request and one reply."""
         count, now_ns = self.counts.of_request(request_type), self.counts.now_ns
         in_progress, calls_max = self._in_progress, self._calls_max
+        guarding, guard = self._guarding, self._guarding.guard
 
         def handle(call: ServerCall, data: bytes) -> None:  # calls as few functions as it can
             began_ns = now_ns()
             try:
                 if self._refusal is not None or len(in_progress) >= calls_max:
                     self._admit()
-                context = self._undated
-                if call.deadline_s is not None or call.peer is not context.peer:
-                    context = self._call(call)
+                context = guarding.context(call)
                 try:
                     request = request_type.FromString(data)
                 except DecodeError:
                     request = _parsed(request_type, data)  # raises what the client gets
-                reply = answer(request, context)
+                if type(context) is Call and (guard is None or guard.is_open):
+                    reply = answer(request, context)
+                else:
+                    reply = guarding.answer(answer, request, context, len(data))
                 if type(reply) is bytes:
                     call.reply(reply)
                     count.add(now_ns() - began_ns, has_failed=False)
@@ -193,12 +198,18 @@ class Adapter:
             data = await call.read()
             if data is None:
                 raise InvalidRequest("request", "the call has none")
-            replies = answer(_parsed(request_type, data), context)
-            try:
-                async for reply in replies:
-                    await call.write(_serialized(reply))
-            finally:
-                await _close(replies)
+            request = _parsed(request_type, data)
+            assert context.end is not None
+            with self._guarding.permitted(context, request, len(data), context.end) as permit:
+                replies = answer(request, context)
+                try:
+                    async for reply in replies:
+                        message = _serialized(reply)
+                        if permit is not None:
+                            permit.reply(len(message))
+                        await call.write(message)
+                finally:
+                    await _close(replies)
 
         return self.stream(serve, request_type)
 
@@ -214,18 +225,20 @@ class Adapter:
                 describe=self._operation_error,
                 counts=self.counts,
                 now_ms=self._runtime.clock.monotonic_ms,
+                guard=self._guarding.guard,
             )
-            await self._run_duplex(session, _requests(SessionRequest, call), call)
+            await self._run_guarded(session, SessionRequest, call, context)
 
         return self.stream(serve, SessionRequest)
 
     def watch(self, watches: WatchService) -> Streaming:
         """Return `KV.Watch`."""
 
-        async def serve(call: StreamCall, _: Call) -> None:
-            stream = watches.open(self._operation_error)
+        async def serve(call: StreamCall, context: Call) -> None:
+            admit = self._guarding.admit_watch(context)
+            stream = watches.open(self._operation_error, admit, principal=context.principal)
             try:
-                await self._run_duplex(stream, _requests(WatchRequest, call), call)
+                await self._run_guarded(stream, WatchRequest, call, context)
             finally:
                 await self._run_to_end(stream.leave())
 
@@ -259,9 +272,9 @@ class Adapter:
             running = _RunningStream(call.peer)
             try:
                 with TimedCall(count, self.counts.now_ns):
-                    await self._admit_stream(call)
+                    context = await self._admit_stream(call, running)
                     with self._running(running, delays_idle=delays_idle):
-                        await serve(call, self._call(call, running.end))
+                        await serve(call, context)
                 call.end()
             except asyncio.CancelledError as cancelled:
                 if running.is_cancelled_by_client:
@@ -276,6 +289,20 @@ class Adapter:
                 self.fail(call, error)
 
         return Streaming(handle)
+
+    async def _run_guarded(
+        self, stream: DuplexStream, request_type: type[Message], call: StreamCall, context: Call
+    ) -> None:
+        """Run a stream whose requests the guard is asked about one by one, if it may be opened."""
+        requests = _requests(request_type, call)
+        with ExitStack() as stack:
+            try:
+                end = stream.refuse
+                stack.enter_context(self._guarding.permitted(context, request_type(), 0, end))
+            except ShaleError:
+                await _take_first(call)
+                raise
+            await self._run_duplex(stream, requests, call)
 
     async def _run_duplex(
         self, stream: DuplexStream, requests: AsyncIterator[Message], call: StreamCall
@@ -335,25 +362,14 @@ class Adapter:
             message = f"{len(self._in_progress)} calls are in progress, and no more are allowed"
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
 
-    async def _admit_stream(self, call: StreamCall) -> None:
+    async def _admit_stream(self, call: StreamCall, running: _RunningStream) -> Call:
         try:
             self._admit()
+            context = self._guarding.context(call, running.end)
+            return context if isinstance(context, Call) else await context
         except ShaleError:
             await _take_first(call)
             raise
-
-    def _call(self, call: ServerCall, end: Callable[[ShaleError], None] | None = None) -> Call:
-        """Return the context of a call; calls of one connection without a deadline share one."""
-        if call.deadline_s is not None:
-            left_s = call.deadline_s - time.monotonic()
-            if left_s <= 0:
-                raise DeadlinePassed("the deadline had passed when the server received the call")
-            return Call(call.peer, self._runtime.clock.monotonic_ms() + left_s * 1_000, end=end)
-        if end is not None:
-            return Call(call.peer, end=end)
-        if self._undated.peer != call.peer:
-            self._undated = Call(call.peer)
-        return self._undated
 
     def fail(self, call: ServerCall, error: BaseException) -> None:
         """End a call with the status of `error`; drops the tracebacks of the error."""

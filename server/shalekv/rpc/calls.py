@@ -40,6 +40,21 @@ class ServerCall(Protocol):
         """The deadline of the client, on `time.monotonic`; None: there is none."""
         ...
 
+    @property
+    def certificate(self) -> bytes:
+        """The certificate of the client, verified, in DER; empty: it has shown none."""
+        ...
+
+    @property
+    def authorization(self) -> str:
+        """The metadata `authorization`; empty: there is none."""
+        ...
+
+    @property
+    def request_id(self) -> str:
+        """The metadata `x-request-id`; empty: there is none."""
+        ...
+
     def reply(self, message: bytes) -> None:
         """Send the one reply of a unary call, and OK; nothing happens when the call is over."""
         ...
@@ -102,6 +117,9 @@ class _LoggedCall:
     def __init__(self, path: str, call: ServerCall) -> None:
         self.peer = call.peer
         self.deadline_s = call.deadline_s
+        self.certificate = call.certificate
+        self.authorization = call.authorization
+        self.request_id = call.request_id
         self.on_cancel: Callable[[], None] | None = None
         self._path = path
         self._call = call

@@ -144,6 +144,10 @@ class _GrpcioCall:
     def __init__(self, context: _Context) -> None:
         self.on_cancel: Callable[[], None] | None = None
         self.peer: str = context.peer()
+        self.certificate = b""
+        shown = dict(context.invocation_metadata() or ())
+        self.authorization = str(shown.get("authorization", ""))
+        self.request_id = str(shown.get("x-request-id", ""))
         self._context = context
         self._status: _Status | None = None  # None: not ended, or with OK
         self._reply: bytes | None = None

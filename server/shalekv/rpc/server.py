@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -42,10 +43,11 @@ from shalekv.rpc.standard_services import (
     ReflectionService,
 )
 from shalekv.runtime import Runtime
+from shalekv.server.access.guard import Guard
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
 from shalekv.settings import EndpointSettings, LimitSettings, LogLevel, Wire
-from shalekv.v1.admin_pb2 import CallStatus
+from shalekv.v1.admin_pb2 import CallStatus, StatusRequest
 from shalekv.wording import READ, WRITE
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ LAST_EDITS_S = 1.0
 OWN_SERVICES = (KV_SERVICE, ADMIN_SERVICE)
 NO_METHODS: Mapping[str, Method] = {}
 READY = Readiness()
+_ANYTHING = StatusRequest()  # needs to be allowed anything at all
 
 _log = structlog.get_logger(__name__)
 
@@ -100,17 +103,30 @@ class Server:
         *,
         limits: LimitSettings | None = None,
         door: Door | None = None,
+        guard: Guard | None = None,
+        open_services: bool = True,
     ) -> None:
         """Bind the address, unless connections come through a door; needs a running loop.
+
+        `guard` is asked about each call, and unless `open_services`, about health checks and
+        reflection as well. Without one every call is allowed.
 
         Raises:
             OSError: the address cannot be bound; EADDRINUSE when another process has it.
         """
         self._limits = limits or LimitSettings()
-        self._runtime = runtime
         stalls = Stalls(runtime.clock, self._limits.result_stalled_ms)
         self.session_budget = MemoryBudget(self._limits.sessions_bytes_max, stalls)
-        self._calls_max = settings.concurrent_calls_max
+        new_adapter = partial(
+            Adapter,
+            runtime,
+            calls_max=settings.concurrent_calls_max,
+            limits=self._limits,
+            session_budget=self.session_budget,
+        )
+        self._new_adapter = partial(new_adapter, guard=guard)
+        standard_guard = None if open_services else guard
+        self._new_standard = partial(new_adapter, guard=standard_guard, checked_as=_ANYTHING)
         self._adapter = self._new_adapter()
         self._find_own: Find = NO_METHODS.get
         self._standard: Mapping[str, Method] = {}
@@ -206,19 +222,11 @@ class Server:
         await self._transport.stop(LAST_REPLIES_S)
         await self._adapter.wait_for_cleanups(LAST_EDITS_S)
 
-    def _new_adapter(self) -> Adapter:
-        return Adapter(
-            self._runtime,
-            calls_max=self._calls_max,
-            limits=self._limits,
-            session_budget=self.session_budget,
-        )
-
     async def _listen(self, services: Sequence[str]) -> None:
         if self._is_started:
             return
         self._is_started = True
-        adapter = self._new_adapter()  # whose calls are neither counted nor refused
+        adapter = self._new_standard()  # whose calls are neither counted nor refused
         reflection = ReflectionService([*services, HEALTH_SERVICE, *self._transport.services])
         self._standard = {**self._health.methods(adapter), **reflection.methods(adapter)}
         await self._transport.start()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,6 +22,8 @@ from shalekv.concurrency import FifoLock
 from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow, raise_if
 from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget, Stream
 from shalekv.rpc.call_counts import CallCounts, MethodCount
+from shalekv.rpc.guarding import answer_guarded
+from shalekv.server.access.guard import Guard
 from shalekv.server.replies.encoding import varint
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
@@ -70,7 +73,7 @@ class _Calls:
             if self._arrived_ms is None:
                 self._arrived_ms = self._now_ms()
             deadline_ms = self._arrived_ms + timeout_ms
-            call = Call(self.undated.peer, deadline_ms, self.undated.write_order)
+            call = replace(self.undated, deadline_ms=deadline_ms)
             self._dated[timeout_ms] = call
         return call
 
@@ -184,17 +187,20 @@ class Session:
         describe: Describe,
         counts: CallCounts,
         now_ms: Callable[[], float],
+        guard: Guard | None = None,
     ) -> None:
         """Create a session on `service`.
 
         `describe` converts the exception of an operation to the error that the client gets.
-        `now_ms` is the clock of deadlines. All sessions of a server share `budget`.
+        `now_ms` is the clock of deadlines. All sessions of a server share `budget`. The guard is
+        asked before each operation; None: all are allowed.
         """
         self._limits = limits
         self._memory = HeldMemory(
             limits.session_bytes_max, budget or MemoryBudget(limits.sessions_bytes_max)
         )
-        self._calls = _Calls(Call(peer=call.peer, write_order=FifoLock(), end=call.end), now_ms)
+        self._calls = _Calls(replace(call, deadline_ms=None, write_order=FifoLock()), now_ms)
+        self._guard = guard
         self._describe = describe
         self._kinds = {
             kind: _Kind(getattr(service, kind), counts.of(f"Session.{kind}"), _tag_of(kind))
@@ -304,7 +310,11 @@ class Session:
         try:
             call = self._call_of(operation_id, operation.timeout_ms, name, index)
             assert kind is not None
-            answer = kind.answer(getattr(operation, name), call)
+            request = getattr(operation, name)
+            if self._guard is None or self._guard.is_open:
+                answer = kind.answer(request, call)
+            else:
+                answer = answer_guarded(self._guard, kind.answer, request, call, request.ByteSize())
         except Exception as error:  # noqa: BLE001 - one operation must not end the others
             self._answer(operation_id, kind, began_ns, 0, error)
             return False

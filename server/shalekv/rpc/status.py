@@ -63,6 +63,7 @@ TABLE: Mapping[type[errors.ShaleError], ErrorStatus] = {
     errors.IssuerUnavailable: ErrorStatus(_Code.UNAVAILABLE, _NO),
     errors.PermissionDenied: ErrorStatus(_Code.PERMISSION_DENIED, _NO),
     errors.PolicyChanged: ErrorStatus(_Code.ABORTED, _NO),
+    errors.PolicyUnknown: ErrorStatus(_Code.UNAVAILABLE, _NO),
     errors.ReplyTooLarge: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.RangeTooCostly: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
     # gRPC advises ABORTED for a test-and-set that the caller has to repeat from the beginning.

@@ -18,8 +18,9 @@ from google.protobuf.message import Message
 
 from shalekv.concurrency import FifoLock
 from shalekv.errors import ShaleError
-from shalekv.server.access.guard import Caller
+from shalekv.server.access.caller import Caller
 from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv.watch.stream import Admit
 
 # The error of a call that cannot be answered in time has to reach the client before the deadline:
 # it is sent ahead of it by a tenth of the time that was left, but by no more than 100 ms.
@@ -164,11 +165,16 @@ class WatchService(Protocol):
     """Implementation of `KV.Watch`."""
 
     def open(
-        self, describe: Callable[[BaseException], kv_pb2.OperationError], *, principal: str = ""
+        self,
+        describe: Callable[[BaseException], kv_pb2.OperationError],
+        admit: Admit | None = None,
+        /,
+        *,
+        principal: str = "",
     ) -> WatchStreamService:
         """Open a stream; `describe` converts an exception to the error that its client gets.
 
-        Consumers of its watches belong to `principal`.
+        `admit` is asked before each watch; the consumers of watches belong to `principal`.
         """
         ...
 

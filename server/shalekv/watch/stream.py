@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from functools import partial
 from typing import TypeAlias
 
 import structlog
@@ -59,6 +60,9 @@ STREAM_BYTES_MAX = 4 * MIB  # a client that is further behind reads the WAL fast
 WatchedRange: TypeAlias = Callable[[kv_pb2.WatchCreate], KeyRange]
 # Converts an error to the form in which a client receives it.
 Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
+# Admits a watch, or raises. Is given what ends the watch with an error, and returns what is called
+# when it has ended.
+Admit: TypeAlias = Callable[[kv_pb2.WatchCreate, Callable[[ShaleError], None]], Callable[[], None]]
 
 log = structlog.get_logger()
 
@@ -273,16 +277,24 @@ class WatchStream:
     """One stream of `KV.Watch`, and its watches."""
 
     def __init__(
-        self, registry: WatchRegistry, queue: WatchQueue, describe: Describe, *, principal: str = ""
+        self,
+        registry: WatchRegistry,
+        queue: WatchQueue,
+        describe: Describe,
+        admit: Admit | None = None,
+        *,
+        principal: str = "",
     ) -> None:
         """`describe` converts an error to the form in which the client receives it.
 
-        Its consumers belong to `principal`.
+        `admit` is asked before each watch; None: all are admitted. Its consumers belong to
+        `principal`.
         """
         self._principal = principal
         self._registry = registry
         self._queue = queue
         self._describe = describe
+        self._admit = admit
         self._watches: dict[int, Watch] = {}
         self._tasks = StreamTasks(registry, queue, self._watches, self.close_watch)
         self._leaving: dict[WatchConsumer, None] = {}  # their leases have to be moved on
@@ -424,6 +436,23 @@ class WatchStream:
             self._tasks.start(self._open_for_consumer(watch, watch.consumer))
 
     def _watch(self, create: kv_pb2.WatchCreate) -> Watch:
+        leave = self._admit and self._admit(create, partial(self._withdraw, create.watch_id))
+        try:
+            watch = self._admitted(create)
+        except ShaleError:
+            if leave is not None:
+                leave()
+            raise
+        watch.leave = leave
+        return watch
+
+    def _withdraw(self, watch_id: int, error: ShaleError) -> None:
+        """Close a watch that its client may not have any more; its queued commits are dropped."""
+        watch = self._watches[watch_id]
+        watch.is_cancelled = True
+        self.close_watch(watch, error)
+
+    def _admitted(self, create: kv_pb2.WatchCreate) -> Watch:
         keys = self._registry.watched_range(create)
         self._registry.check_count()
         return Watch(
@@ -488,6 +517,8 @@ class WatchStream:
         self._registry.feed.leave(watch)
         self._registry.watch_count -= 1
         del self._watches[watch.watch_id]
+        if watch.leave is not None:
+            watch.leave()
         if watch.consumer is not None:
             self._registry.consumers.release(watch.consumer)
             self._leaving[watch.consumer] = None
@@ -547,7 +578,9 @@ class Watches:
         share_bytes = self._settings.watch_bytes_max // STREAMS_FULL
         return max(STREAM_BYTES_MIN, min(share_bytes, STREAM_BYTES_MAX))
 
-    def open(self, describe: Describe, *, principal: str = "") -> WatchStream:
+    def open(
+        self, describe: Describe, admit: Admit | None = None, *, principal: str = ""
+    ) -> WatchStream:
         """Open a stream, as `WatchStream` says."""
         queue = WatchQueue(
             self._registry.budget,
@@ -556,7 +589,7 @@ class Watches:
             header=self._header_now,
             now_ms=self._now_ms,
         )
-        return WatchStream(self._registry, queue, describe, principal=principal)
+        return WatchStream(self._registry, queue, describe, admit, principal=principal)
 
     def status(self) -> admin_pb2.WatchStatus:
         """Return the current status: counts, and bytes queued."""

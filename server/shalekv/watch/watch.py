@@ -13,6 +13,7 @@ cannot be read any more, or the process stops serving.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Protocol
 
 from shalekv.errors import ShaleError
@@ -74,6 +75,7 @@ class Watch:
         "is_cancelled",
         "keys",
         "last_reply_ms",
+        "leave",
         "next_seq",
         "state",
         "wants_previous",
@@ -102,6 +104,7 @@ class Watch:
         self.has_begun = False  # whether the reply with its first commit was queued
         self.first_wal_id: int | None = None  # where to read on, if it has fallen behind
         self.last_reply_ms = 0.0  # when its last reply was queued
+        self.leave: Callable[[], None] | None = None  # called when it is over
 
     @property
     def is_over(self) -> bool:

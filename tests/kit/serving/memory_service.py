@@ -12,6 +12,7 @@ from shalekv import errors
 from shalekv.errors import InvalidRequest, ShaleError
 from shalekv.server.service import Answer, Call
 from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv.watch.stream import Admit
 
 ACCIDENTS: dict[bytes, Exception] = {
     b"!bug": ZeroDivisionError("the secret of line 17"),
@@ -197,7 +198,11 @@ class MemoryWatches:
         self.streams: list[MemoryStream] = []
 
     def open(
-        self, _describe: Callable[[BaseException], kv_pb2.OperationError], *, principal: str = ""
+        self,
+        _describe: Callable[[BaseException], kv_pb2.OperationError],
+        _admit: Admit | None = None,
+        *,
+        principal: str = "",
     ) -> MemoryStream:
         assert not principal
         self.streams.append(MemoryStream())

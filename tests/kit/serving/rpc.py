@@ -16,6 +16,7 @@ from grpc_status.rpc_status import aio
 from shalekv.clock import LoopClock
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.server.access.guard import Guard
 from shalekv.server.service import KvService
 from shalekv.settings import LimitSettings, ServerSettings, Wire
 from shalekv.v1 import admin_pb2_grpc, kv_pb2_grpc
@@ -77,9 +78,13 @@ async def serving(
 
 @asynccontextmanager
 async def serving_of(
-    service: ServiceT, *, limits: LimitSettings | None = None, **settings: Any
+    service: ServiceT,
+    *,
+    limits: LimitSettings | None = None,
+    guard: Guard | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Serving[ServiceT]]:
-    server = Server(server_settings(**settings), runtime(), limits=limits)
+    server = Server(server_settings(**settings), runtime(), limits=limits, guard=guard)
     watches = MemoryWatches()
     await server.start(service, MemoryAdmin(), watches)
     try:

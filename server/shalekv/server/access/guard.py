@@ -1,45 +1,164 @@
-"""The one place that asks the policy, takes from quotas and notes what was done."""
+"""The one place that asks the policy, takes from quotas and notes what was done.
+
+    credentials ---caller_of---> Caller ---begin---> Permit ---end--->
+                                   |
+            its open streams ------+--- ended when they are not covered any more
+
+A call is checked when it begins, before anything is looked up for it: a refusal does not depend on
+what the database holds. Streams are checked again when the policy changes, and when the
+credentials of their callers have expired or were withdrawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol, TypeAlias
 
 from google.protobuf.message import Message
 
-from shalekv.protocol.access import Permissions
+from shalekv.errors import PermissionDenied, ShaleError, Unauthenticated
+from shalekv.protocol.access import ANONYMOUS, Verb
+from shalekv.server.access.caller import Caller, Policies
 from shalekv.server.access.identity import Credentials, Identity
+from shalekv.server.access.needs import ANYTHING, Needs, needs_of
+from shalekv.server.service import Call
 
-if TYPE_CHECKING:
-    from shalekv.server.service import Call
+CALLERS_MAX = 10_000  # whose credentials are remembered; each takes about 2 KB
+SWEEP_S = 1.0  # between two looks at credentials that may have expired
+STREAMS_A_TURN = 200  # checked between two chances for other tasks
+
+Outcome: TypeAlias = Message | bytes | BaseException | None
 
 
-class Caller:
-    """Who calls: an identity, with its permissions by the present policy, and its use of quotas."""
+class Identifies(Protocol):
+    """Finds out who calls: `access.authenticator`."""
 
-    identity: Identity
-    permissions: Permissions
-    secret: bytes  # of the present policy; seals what clients get to hand back
+    def identify(self, credentials: Credentials) -> Identity | Awaitable[Identity]:
+        """Return the identity. Raises `Unauthenticated`, and `Overloaded`."""
+        ...
+
+    def is_valid(self, identity: Identity) -> bool:
+        """Return whether the identity has not expired, and its token was not removed."""
+        ...
+
+
+class Charge(Protocol):
+    """Part of a quota that an operation holds."""
+
+    def reply(self, size_bytes: int) -> None:
+        """Count a message of a stream of replies."""
+        ...
+
+    def end(self, outcome: Outcome) -> None:
+        """Give it back; count the bytes of the reply."""
+        ...
+
+
+class Quotas(Protocol):
+    """What the principals use of this process."""
+
+    def charge(self, caller: Caller, request: Message, size_bytes: int) -> Charge | None:
+        """Count an operation; None: it holds nothing. Raises `QuotaExceeded`."""
+        ...
+
+
+class Audit(Protocol):
+    """The audit log."""
+
+    def note(self, call: Call, request: Message, outcome: Outcome) -> None:
+        """Write the line of an operation that has ended, if its level is logged."""
+        ...
 
 
 class Permit:
     """An operation that was allowed, until it ends."""
 
-    def end(self, outcome: Message | bytes | BaseException | None) -> None:
+    __slots__ = ("_audit", "_call", "_charge", "_request")
+
+    def __init__(
+        self, call: Call, request: Message, charge: Charge | None, audit: Audit | None
+    ) -> None:
+        """Hold `charge`, if any."""
+        self._call = call
+        self._request = request
+        self._charge = charge
+        self._audit = audit
+
+    def reply(self, size_bytes: int) -> None:
+        """Count a message of a stream of replies."""
+        if self._charge is not None:
+            self._charge.reply(size_bytes)
+
+    def end(self, outcome: Outcome) -> None:
         """Note the end: gives back what it held of a quota, and writes its audit line."""
-        raise NotImplementedError
+        if self._charge is not None:
+            self._charge.end(outcome)
+        if self._audit is not None:
+            self._audit.note(self._call, self._request, outcome)
+
+
+class OpenStream:
+    """A stream that goes on as long as its caller may have it: a session, a scan, or a watch."""
+
+    __slots__ = ("caller", "end", "needs")
+
+    def __init__(self, caller: Caller, needs: Needs, end: Callable[[ShaleError], None]) -> None:
+        """`end` ends it with an error."""
+        self.caller = caller
+        self.needs = needs
+        self.end = end
 
 
 class Guard:
     """Decides about each operation of a process, and notes it."""
 
+    def __init__(
+        self,
+        authenticator: Identifies,
+        policies: Policies,
+        *,
+        quotas: Quotas | None = None,
+        audit: Audit | None = None,
+    ) -> None:
+        """`run` has to run as long as calls are answered."""
+        self.policies = policies
+        self._authenticator = authenticator
+        self._quotas = quotas
+        self._audit = audit
+        self._anonymous = Caller(Identity(ANONYMOUS), policies)
+        self._callers: dict[tuple[str, bytes], Caller] = {}
+        self._streams: dict[OpenStream, None] = {}
+        self._changed = asyncio.Event()
+        self.is_open = False  # everything is allowed to everybody, and nothing is noted
+        self._judge()
+        policies.listen(self._on_change)
+
     def caller_of(self, credentials: Credentials) -> Caller | Awaitable[Caller]:
-        """Return who calls. Raises as `Authenticator.identify`."""
-        raise NotImplementedError
+        """Return who calls.
+
+        Raises as `Authenticator.identify`. While the policy is not enforced, credentials that are
+        not valid are those of nobody.
+        """
+        authorization, certificate = credentials.authorization, credentials.certificate
+        if not authorization and not certificate:
+            return self._anonymous
+        caller = self._callers.get((authorization, certificate))
+        if caller is not None:
+            return caller
+        try:
+            identity = self._authenticator.identify(credentials)
+        except ShaleError as error:
+            return self._nobody(error)
+        if isinstance(identity, Identity):
+            return self._remember(credentials, identity)
+        return self._identified(credentials, identity)
 
     def begin(self, call: Call, request: Message, size_bytes: int) -> Permit | None:
         """Admit an operation: a unary call, a scan, an operation of a session, or a watch.
 
+        The opening of a session or of a stream of watches is one as well: its request is empty.
         `size_bytes` are those of the request. None: nothing has to be done at its end.
 
         Raises:
@@ -47,5 +166,129 @@ class Guard:
                 expired.
             PermissionDenied: its roles do not allow the operation.
             QuotaExceeded: its quota does not.
+            PolicyUnknown: the policy that this process knows may have been replaced.
         """
-        raise NotImplementedError
+        if self.is_open:
+            return None
+        caller, charge = call.caller or self._anonymous, None
+        try:
+            self._check(caller, request)
+            if self._quotas is not None:
+                charge = self._quotas.charge(caller, request, size_bytes)
+        except ShaleError as refusal:
+            if self._audit is not None:
+                self._audit.note(call, request, refusal)
+            raise
+        if charge is None and self._audit is None:
+            return None
+        return Permit(call, request, charge, self._audit)
+
+    def keep(self, call: Call, request: Message, end: Callable[[ShaleError], None]) -> OpenStream:
+        """Call `end` with an error when the caller may not go on with a stream, until `leave`."""
+        stream = OpenStream(call.caller or self._anonymous, needs_of(request) or ANYTHING, end)
+        self._streams[stream] = None
+        return stream
+
+    def leave(self, stream: OpenStream) -> None:
+        """Forget a stream that has ended."""
+        self._streams.pop(stream, None)
+
+    async def run(self) -> None:
+        """End streams that are not covered any more, until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_S):
+                    await self._changed.wait()
+            self._changed.clear()
+            await self._sweep()
+
+    def _check(self, caller: Caller, request: Message) -> None:
+        policies = self.policies
+        if not policies.policy.is_enforced:
+            return
+        policies.check()
+        try:
+            needs = needs_of(request)
+        except KeyError:
+            raise self._refusal(caller, Verb.ADMIN) from None  # nobody said what it needs
+        self._check_identity(caller)
+        if needs is not None:
+            self._check_needs(caller, needs)
+
+    def _check_identity(self, caller: Caller) -> None:
+        if caller.problem is not None:
+            raise caller.problem
+        if caller is not self._anonymous and not self._authenticator.is_valid(caller.identity):
+            raise Unauthenticated("the credentials have expired, or were withdrawn")
+
+    def _check_needs(self, caller: Caller, needs: Needs) -> None:
+        permissions = caller.permissions
+        for need in needs:
+            if not permissions.allow(need):
+                raise self._refusal(caller, need.verb)
+        if not needs and permissions.is_empty:
+            raise self._refusal(caller, None)
+
+    def _refusal(self, caller: Caller, verb: Verb | None) -> ShaleError:
+        name = caller.identity.principal.name
+        what = f"the verb {verb.value} on these keys" if verb is not None else "anything"
+        if verb is Verb.ADMIN:
+            what = "the verb admin"
+        if not name:
+            message = f"the call has no credentials, and needs some: nobody has {what} without"
+            return Unauthenticated(message)
+        message = f"{name} has no role with {what}: an administrator may grant one"
+        return PermissionDenied(message, verb=verb.value if verb is not None else "")
+
+    def _nobody(self, problem: ShaleError) -> Caller:
+        if self.policies.policy.is_enforced:
+            raise problem
+        return Caller(self._anonymous.identity, self.policies, problem)
+
+    async def _identified(self, credentials: Credentials, found: Awaitable[Identity]) -> Caller:
+        try:
+            identity = await found
+        except ShaleError as error:
+            return self._nobody(error)
+        return self._remember(credentials, identity)
+
+    def _remember(self, credentials: Credentials, identity: Identity) -> Caller:
+        if not identity.principal.name:
+            return self._anonymous
+        if len(self._callers) >= CALLERS_MAX:
+            del self._callers[next(iter(self._callers))]
+        caller = Caller(identity, self.policies)
+        self._callers[credentials.authorization, credentials.certificate] = caller
+        return caller
+
+    def _judge(self) -> None:
+        self.is_open = not self.policies.policy.is_enforced and self._audit is None
+
+    def _on_change(self) -> None:
+        self._judge()
+        self._changed.set()
+
+    async def _sweep(self) -> None:
+        """Look at all streams and remembered callers once, some in each turn."""
+        for count, stream in enumerate([*self._streams], 1):
+            if stream in self._streams and (error := self._why_not(stream)) is not None:
+                self._streams.pop(stream, None)
+                stream.end(error)
+            if not count % STREAMS_A_TURN:
+                await asyncio.sleep(0)
+        for count, (key, caller) in enumerate([*self._callers.items()], 1):
+            if not self._authenticator.is_valid(caller.identity):
+                self._callers.pop(key, None)
+            if not count % STREAMS_A_TURN:
+                await asyncio.sleep(0)
+
+    def _why_not(self, stream: OpenStream) -> ShaleError | None:
+        """Return why the caller may not go on with a stream."""
+        if not self.policies.policy.is_enforced:
+            return None
+        try:
+            self._check_identity(stream.caller)
+            self._check_needs(stream.caller, stream.needs)
+        except ShaleError as error:
+            return error
+        return None

@@ -1,0 +1,79 @@
+"""Callers: identities with what the present policy allows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from shalekv.errors import ShaleError
+from shalekv.protocol.access import (
+    EVERYTHING,
+    Permissions,
+    Policy,
+    Quota,
+    permissions_of,
+    quota_of,
+)
+from shalekv.server.access.identity import Identity
+
+
+class Policies(Protocol):
+    """The policy of the database, as this process knows it."""
+
+    @property
+    def policy(self) -> Policy:
+        """The newest policy that is known; another object after each change."""
+        ...
+
+    def check(self) -> None:
+        """Raise `PolicyUnknown` if the policy is enforced, and there may be a newer one."""
+        ...
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after each change."""
+        ...
+
+
+class Caller:
+    """Who calls: an identity, with its permissions by the present policy."""
+
+    __slots__ = ("_permissions", "_policies", "_policy", "_quota", "identity", "problem")
+
+    def __init__(
+        self,
+        identity: Identity,
+        policies: Policies,
+        problem: ShaleError | None = None,
+    ) -> None:
+        """`problem` is what is wrong with the credentials, if the identity is not of them."""
+        self.identity = identity
+        self.problem = problem
+        self._policies = policies
+        self._policy: Policy | None = None  # of which the next two are
+        self._permissions = EVERYTHING
+        self._quota = Quota()
+
+    @property
+    def permissions(self) -> Permissions:
+        """What the present policy allows the caller."""
+        if self._policy is not self._policies.policy:
+            self._judge()
+        return self._permissions
+
+    @property
+    def quota(self) -> Quota:
+        """What the caller may use."""
+        if self._policy is not self._policies.policy:
+            self._judge()
+        return self._quota
+
+    @property
+    def secret(self) -> bytes:
+        """The secret of the present policy; seals what clients get to hand back."""
+        return self._policies.policy.secret
+
+    def _judge(self) -> None:
+        policy, principal = self._policies.policy, self.identity.principal
+        self._permissions = permissions_of(policy, principal)
+        self._quota = quota_of(policy, principal)
+        self._policy = policy

@@ -1,0 +1,72 @@
+"""The guard behind real calls: who is refused, and with what."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from shalekv.protocol.access import Policy, Verb
+from shalekv.server.access.guard import Guard
+from shalekv.v1 import kv_pb2
+from tests.kit.serving.guarded import HeldPolicy, KnownTokens, policy_of, prefix, shown
+from tests.kit.serving.memory_service import MemoryKv
+from tests.kit.serving.rpc import failure, serving_of
+
+MINE = policy_of(alice=prefix(b"a/", Verb.READ, Verb.WRITE))
+
+
+async def test_a_call_needs_a_role() -> None:
+    """A refused call does not reach the service; who shows nothing is told to."""
+    policies = HeldPolicy(MINE)
+    guard = Guard(KnownTokens("alice", "bob"), policies)
+    async with serving_of(MemoryKv(), guard=guard) as it:
+        mine, other = kv_pb2.GetRequest(key=b"a/1"), kv_pb2.GetRequest(key=b"b/1")
+        assert not (await it.kv.Get(mine, metadata=shown("alice"))).found
+        for request, name, code in (
+            (other, "alice", grpc.StatusCode.PERMISSION_DENIED),
+            (mine, "bob", grpc.StatusCode.PERMISSION_DENIED),
+            (mine, "", grpc.StatusCode.UNAUTHENTICATED),
+            (mine, "mallory", grpc.StatusCode.UNAUTHENTICATED),
+        ):
+            refused = await failure(it.kv.Get(request, metadata=shown(name)))
+            assert refused.code is code, name
+        assert len(it.service.calls) == 1
+
+
+async def test_every_operation_of_a_session_needs_a_role() -> None:
+    """A refused operation ends alone; the others of the session go on."""
+    guard = Guard(KnownTokens("alice"), HeldPolicy(MINE))
+    async with serving_of(MemoryKv(), guard=guard) as it:
+        call = it.kv.Session(metadata=shown("alice"))
+        operations = [
+            kv_pb2.SessionOperation(id=1, put=kv_pb2.PutRequest(key=b"a/1", value=b"1")),
+            kv_pb2.SessionOperation(id=2, put=kv_pb2.PutRequest(key=b"b/1", value=b"1")),
+            kv_pb2.SessionOperation(id=3, timeout_ms=9_000, get=kv_pb2.GetRequest(key=b"b/1")),
+        ]
+        await call.write(kv_pb2.SessionRequest(operations=operations))
+        await call.done_writing()
+        results = {result.id: result async for reply in call for result in reply.results}
+        assert [results[each].error.reason for each in (1, 2, 3)] == [
+            "",
+            "PERMISSION_DENIED",
+            "PERMISSION_DENIED",
+        ]
+        assert it.service.values == {b"a/1": b"1"}
+
+
+@pytest.mark.parametrize("name", ["", "mallory"])
+async def test_strangers_open_no_session(name: str) -> None:
+    """A session of somebody who may do nothing does not even begin."""
+    guard = Guard(KnownTokens(), HeldPolicy(MINE))
+    async with serving_of(MemoryKv(), guard=guard) as it:
+        call = it.kv.Session(iter([kv_pb2.SessionRequest()]), metadata=shown(name))
+        assert (await failure(call)).code is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_without_a_policy_everything_is_allowed_to_everybody() -> None:
+    """Credentials are believed if they are valid, and others ignored."""
+    guard = Guard(KnownTokens("alice"), HeldPolicy(Policy()))
+    async with serving_of(MemoryKv(), guard=guard) as it:
+        for name in ("", "alice", "mallory"):
+            await it.kv.Put(kv_pb2.PutRequest(key=b"k"), metadata=shown(name))
+        assert [call.principal for call in it.service.calls] == ["", "token:alice", ""]
