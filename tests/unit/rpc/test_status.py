@@ -121,6 +121,7 @@ def test_unavailable_means_not_applied() -> None:
         *_classes(errors.Stopping),
         errors.QuorumUnavailable,
         errors.IssuerUnavailable,
+        errors.PolicyUnknown,
         errors.StoreUnavailable,
     }
     assert {TABLE[kind].applied for kind in unavailable} == {Applied.NO}
