@@ -33,15 +33,23 @@ class StoredPolicy:
     async def refresh(self) -> Policy:
         """Read the versions after the current one, if there are any, and return the newest.
 
-        The first time the folder is listed. Later, this costs one request if nothing has changed.
         Raises `CorruptObject` and `StoreError`.
         """
-        if not self._is_listed:
-            await self._read(await self._highest())
-            self._is_listed = True
-        while await self._read(self.current.version + 1):
+        while await self.read_next():
             pass
         return self.current
+
+    async def read_next(self) -> bool:
+        """Read the next version; return whether there is one. Raises as `refresh`.
+
+        The first time, the folder is listed, and the next version is the highest in the list. All
+        later calls send one request.
+        """
+        if self._is_listed:
+            return await self._read(self.current.version + 1)
+        is_found = await self._read(await self._highest())
+        self._is_listed = True
+        return is_found or await self._read(self.current.version + 1)
 
     async def replace(self, policy: Policy) -> Policy:
         """Store a policy in place of the version that it has; return it with its new version.

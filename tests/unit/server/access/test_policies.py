@@ -1,0 +1,265 @@
+"""The access policy of a process: when a change counts, what it costs, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+
+import pytest
+from structlog.testing import capture_logs
+
+from shalekv.clock import LoopClock
+from shalekv.errors import DatabaseNotFound, InvalidRequest, InvalidSetting, PolicyChanged
+from shalekv.format.access import ENVELOPE
+from shalekv.format.names import policy_name
+from shalekv.protocol.access import (
+    ANONYMOUS,
+    ANYBODY,
+    AUTHENTICATED,
+    ROOT,
+    Grant,
+    Need,
+    Policy,
+    Principal,
+    Role,
+    Rule,
+    Verb,
+    permissions_of,
+)
+from shalekv.runtime import Runtime
+from shalekv.server.access.policies import RETRY_MS_MAX, AccessPolicies
+from shalekv.server.database import create_database
+from shalekv.settings import AccessSettings, StoreSettings
+from shalekv.store.api import Created
+from shalekv.store.cas import CasStore
+from tests.kit.engine.databases import Database
+from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.store import FOR_EVER, FaultyStore, nothing
+from tests.kit.virtual_time import virtual_time
+
+ANN, BOB = Principal("token:ann"), Principal("token:bob")
+CHECK_MS, AGE_MS_MAX = 2_000, 60_000
+BY_ANN = Policy(is_enforced=True, grants=(Grant(ANN.name, (ROOT,)),))
+ADMIN = Need(Verb.ADMIN)
+
+
+def runtime() -> Runtime:
+    return Runtime(clock=LoopClock(), random=Random(), workers=InlineWorkers())
+
+
+class Place:
+    """A database, and processes that know its policy; each has a store of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    @classmethod
+    async def created(cls) -> Place:
+        return cls(await Database.created())
+
+    def process(self, admins: str = "") -> tuple[AccessPolicies, FaultyStore]:
+        store = FaultyStore(self.database.another_store())
+        settings = AccessSettings(
+            admins=admins, policy_check_ms=CHECK_MS, policy_age_ms_max=AGE_MS_MAX
+        )
+        cas = CasStore(store, runtime(), StoreSettings(read_attempts=1))
+        return AccessPolicies(cas, settings), store
+
+
+@asynccontextmanager
+async def running(policies: AccessPolicies) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(policies.run())
+        yield
+        task.cancel()
+
+
+async def sleep_ms(duration_ms: float) -> None:
+    await asyncio.sleep(duration_ms / 1_000)
+
+
+@virtual_time()
+async def test_nothing_is_enforced_until_somebody_says_so() -> None:
+    """Without a policy and without admins, everybody may do everything, however old that is."""
+    policies, _ = (await Place.created()).process()
+    assert await policies.refresh() == policies.current == Policy()
+    await sleep_ms(10 * AGE_MS_MAX)
+    assert not policies.is_stale
+
+
+@virtual_time()
+async def test_admins_of_the_settings_are_alone_at_first() -> None:
+    """With them version 0 is enforced; they stay root, whatever is stored, unless it is open."""
+    place = await Place.created()
+    policies, _ = place.process(admins="token:ann, uri:x")
+    assert policies.current.is_enforced
+    assert policies.is_stale, "nothing was read yet"
+    await policies.refresh()
+    assert not policies.is_stale
+    assert permissions_of(policies.current, ANN).allow(ADMIN)
+    assert permissions_of(policies.current, BOB).is_empty
+    await policies.replace(replace(BY_ANN, grants=(Grant(BOB.name, (ROOT,)),)), ANN)
+    assert permissions_of(policies.current, ANN).allow(ADMIN)
+    assert policies.stored.grants == (Grant(BOB.name, (ROOT,)),)
+    await policies.replace(Policy(version=1), ANN)
+    assert permissions_of(policies.current, ANONYMOUS).allow(ADMIN)
+
+
+@pytest.mark.parametrize("admins", ["ann", "token:", ANYBODY, f"token:ann,{ANYBODY}"])
+@virtual_time()
+async def test_wrong_admins_are_an_invalid_setting(admins: str) -> None:
+    """Also everybody as an administrator."""
+    with pytest.raises(InvalidSetting, match="--admins: "):
+        (await Place.created()).process(admins=admins)
+
+
+@virtual_time()
+async def test_a_change_is_known_at_once_here_and_within_the_interval_elsewhere() -> None:
+    """Who stores it knows; others find it at their next look. Listeners are told once."""
+    place = await Place.created()
+    (writing, _), (reading, _) = place.process(), place.process()
+    told: list[tuple[str, int]] = []
+    writing.on_change(lambda policy: told.append(("writing", policy.version)))
+    reading.on_change(lambda policy: told.append(("reading", policy.version)))
+    await reading.refresh()
+    async with running(reading), running(writing):
+        await sleep_ms(CHECK_MS + 1)
+        await writing.replace(BY_ANN, ANN)
+        assert (writing.current.version, reading.current.version) == (1, 0)
+        assert told == [("writing", 1)]
+        await sleep_ms(CHECK_MS)
+        assert reading.current == writing.current
+        await sleep_ms(10 * CHECK_MS)
+    assert told == [("writing", 1), ("reading", 1)]
+
+
+@virtual_time()
+async def test_a_look_costs_one_request() -> None:
+    """Each interval sends one GET while nothing changes, and nothing else."""
+    policies, store = (await Place.created()).process()
+    await policies.replace(BY_ANN, ANN)
+    store.requests.clear()
+    async with running(policies):
+        await sleep_ms(50 * CHECK_MS + CHECK_MS / 2)
+    assert [(each.operation, each.name) for each in store.requests] == [
+        ("get", policy_name(2))
+    ] * 50
+
+
+@virtual_time()
+async def test_a_policy_becomes_stale_while_the_store_is_away() -> None:
+    """It is used for its greatest age, and again when the store is back; both are logged once."""
+    place = await Place.created()
+    policies, store = place.process()
+    await policies.replace(BY_ANN, ANN)
+    await policies.refresh()
+    store.fail("get", times=FOR_EVER)
+    async with running(policies):
+        with capture_logs() as lines:
+            await sleep_ms(AGE_MS_MAX - 1)
+            assert not policies.is_stale
+            await sleep_ms(2)
+            assert policies.is_stale
+            await sleep_ms(10 * AGE_MS_MAX)
+            store.before = nothing
+            await sleep_ms(RETRY_MS_MAX)
+            assert not policies.is_stale
+    own = [line["event"] for line in lines if "policy" in line["event"]]
+    assert own == ["access policy not read", "access policy read again"]
+    asked = len(store.asked("get", "access/"))
+    assert asked < 11 * AGE_MS_MAX / RETRY_MS_MAX + 10
+
+
+@virtual_time()
+async def test_a_version_that_cannot_be_read_is_not_passed_over() -> None:
+    """A version of a later format leaves the last one in force, which becomes stale: also if that
+    one is not enforced.
+    """
+    place = await Place.created()
+    policies, store = place.process()
+    await policies.refresh()
+    unreadable = replace(ENVELOPE, version=2).seal(b"")
+    assert await store.create(policy_name(1), unreadable) == Created()
+    async with running(policies):
+        await sleep_ms(AGE_MS_MAX - 1)
+        assert not policies.is_stale
+        await sleep_ms(RETRY_MS_MAX)
+        assert policies.is_stale
+        assert policies.current.version == 0
+
+
+@virtual_time()
+async def test_of_two_changes_in_two_processes_one_is_refused() -> None:
+    """The second one is told, and its process knows the first change then."""
+    place = await Place.created()
+    (one, _), (other, _) = place.process(), place.process()
+    await other.refresh()
+    await one.replace(BY_ANN, ANN)
+    with pytest.raises(PolicyChanged):
+        await other.replace(replace(BY_ANN, grants=(Grant(BOB.name, (ROOT,)),)), BOB)
+    assert other.current == one.current
+
+
+def with_role(*grants: Grant) -> Policy:
+    roles = (
+        Role("ops", (Rule(frozenset({Verb.ADMIN})),)),
+        Role("reads", (Rule(frozenset({Verb.READ})),)),
+    )
+    return Policy(is_enforced=True, roles=roles, grants=grants)
+
+
+@pytest.mark.parametrize(
+    ("policy", "caller", "problem"),
+    [
+        (with_role(), ANN, "ann, would lose the verb"),
+        (with_role(Grant(BOB.name, ("ops",))), ANN, "ann, would lose the verb"),
+        (with_role(Grant(ANN.name, ("reads",))), ANN, "ann, would lose the verb"),
+        (with_role(Grant(AUTHENTICATED, ("ops",))), ANONYMOUS, "anonymous, would lose the verb"),
+        (with_role(Grant(ANN.name, ("reads",))), BOB, "nobody but the --admins"),
+    ],
+)
+@virtual_time()
+async def test_a_lock_out_needs_force(policy: Policy, caller: Principal, problem: str) -> None:
+    """An enforced policy must leave the caller, and somebody beside --admins, with ADMIN."""
+    policies, store = (await Place.created()).process(admins=BOB.name)
+    await policies.refresh()
+    with pytest.raises(InvalidRequest, match=problem) as refused:
+        await policies.replace(policy, caller)
+    assert refused.value.field == "force"
+    assert not store.asked("create")
+    stored = await policies.replace(policy, caller, is_forced=True)
+    assert stored.version == policies.current.version == 1
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        with_role(Grant(ANN.name, ("ops",))),
+        with_role(Grant("claim:groups=ops", ("reads", "ops")), Grant(ANN.name, (ROOT,))),
+        with_role(Grant(AUTHENTICATED, (ROOT,))),
+        replace(with_role(), is_enforced=False),
+    ],
+)
+@virtual_time()
+async def test_a_policy_that_locks_nobody_out_needs_no_force(policy: Policy) -> None:
+    """Nor does one that is not enforced."""
+    policies, _ = (await Place.created()).process()
+    assert (await policies.replace(policy, ANN)).version == 1
+
+
+@virtual_time()
+async def test_a_database_that_does_not_exist_yet_is_waited_for() -> None:
+    """A process on standby looks for a policy before another has created the database."""
+    place = Place(Database())
+    policies, _ = place.process()
+    with pytest.raises(DatabaseNotFound):
+        await policies.refresh()
+    async with running(policies):
+        await sleep_ms(CHECK_MS + 1)
+        await create_database(place.database.store, runtime(), StoreSettings())
+        await sleep_ms(RETRY_MS_MAX)
+    assert not policies.is_stale
+    assert policies.stored == Policy()
