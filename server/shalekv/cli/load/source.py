@@ -34,7 +34,7 @@ GZIP_HEAD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class FileIdentity:
     """The identity of an input, to recognize it in a later run."""
 
     size_bytes: int
@@ -61,12 +61,12 @@ class InputSource:
             self.size_bytes = found.st_size
         self._raw = _Stoppable(descriptor, is_seekable=self._is_file)
 
-    def identity(self) -> Identity | None:
+    def identity(self) -> FileIdentity | None:
         """The identity of the file; None for a pipe, which cannot be read again."""
         if not self._is_file or self.size_bytes is None:
             return None
         beginning = os.pread(self._file.fileno(), BEGINNING_BYTES, 0)
-        return Identity(self.size_bytes, hashlib.sha256(beginning).hexdigest())
+        return FileIdentity(self.size_bytes, hashlib.sha256(beginning).hexdigest())
 
     def open(self) -> BinaryIO:
         """Open the decompressed bytes. Blocks until the first of them arrive."""

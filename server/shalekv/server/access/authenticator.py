@@ -34,6 +34,7 @@ from shalekv.protocol.access import ANONYMOUS
 from shalekv.runtime import Runtime
 from shalekv.server.access.certificates import Certificates
 from shalekv.server.access.identity import NEVER_MS, Credentials, Identity
+from shalekv.server.access.issuer import Issuer
 from shalekv.server.access.tokens import PREFIX, TokenFile
 from shalekv.settings.security import AccessSettings
 
@@ -65,6 +66,8 @@ class Authenticator:
         self._clock = runtime.clock
         self._workers = runtime.workers
         self._tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
+        has_issuer = bool(settings.oidc_issuer)
+        self._issuer = Issuer(settings, runtime, self._forget_others) if has_issuer else None
         self._certificates = Certificates()
         self._failures = PeerFailures(runtime.random)
         self._proven: dict[str, Identity] = {}
@@ -106,6 +109,8 @@ class Authenticator:
         """Read the token file when it changes, and keep the keys of the issuer, until `close`."""
         async with asyncio.TaskGroup() as tasks:
             started = [tasks.create_task(self._follow_file(), name="token file")]
+            if self._issuer is not None:
+                started.append(tasks.create_task(self._issuer.run(), name="keys of the issuer"))
             await self._closing.wait()
             for task in started:
                 task.cancel()
@@ -119,13 +124,25 @@ class Authenticator:
         now_ms = self._clock.monotonic_ms()
         self._failures.check(peer, now_ms)
         try:
-            identity = self._verify(credentials.authorization)
+            found = self._verify(credentials.authorization)
         except Unauthenticated:
             self._failures.add(peer, now_ms)
             raise
-        return self._remember(peer, credentials.authorization, identity)
+        if isinstance(found, Identity):
+            return self._remember(peer, credentials.authorization, found)
+        return self._examine_later(peer, credentials.authorization, found)
 
-    def _verify(self, authorization: str) -> Identity:
+    async def _examine_later(
+        self, peer: str, authorization: str, verifying: Awaitable[Identity]
+    ) -> Identity:
+        try:
+            identity = await verifying
+        except Unauthenticated:
+            self._failures.add(peer, self._clock.monotonic_ms())
+            raise
+        return self._remember(peer, authorization, identity)
+
+    def _verify(self, authorization: str) -> Identity | Awaitable[Identity]:
         """Verify the value of the metadata. Raises as `identify`."""
         if len(authorization) > AUTHORIZATION_CHARS_MAX:
             raise Unauthenticated(f"`authorization` is longer than {AUTHORIZATION_CHARS_MAX}")
@@ -133,21 +150,29 @@ class Authenticator:
         if found is None:
             raise Unauthenticated("`authorization` is not `Bearer` with a token")
         token = found[1]
-        if not token.startswith(PREFIX):
-            raise Unauthenticated("the token is not one of this server, which accepts no others")
-        if self._tokens is None:
-            raise Unauthenticated("this server accepts no static tokens")
-        return self._tokens.identify(token)
+        if token.startswith(PREFIX):
+            if self._tokens is None:
+                raise Unauthenticated("this server accepts no static tokens")
+            return self._tokens.identify(token)
+        if self._issuer is None:
+            raise Unauthenticated("this server accepts no tokens of this kind")
+        return self._issuer.identify(token)
 
     def _remember(self, peer: str, authorization: str, identity: Identity) -> Identity:
+        """Keep what was proven. Tokens that have expired are no guesses, and not counted."""
         if not self._is_current(identity):
-            self._failures.add(peer, self._clock.monotonic_ms())
             raise Unauthenticated("the token has expired")
         self._failures.forgive(peer)
         if len(self._proven) >= PROVEN_MAX:
             del self._proven[next(iter(self._proven))]
         self._proven[authorization] = identity
         return identity
+
+    def _forget_static(self) -> None:
+        self._proven = {text: each for text, each in self._proven.items() if not each.token_id}
+
+    def _forget_others(self) -> None:
+        self._proven = {text: each for text, each in self._proven.items() if each.token_id}
 
     def _is_current(self, identity: Identity) -> bool:
         expires_at_ms = identity.expires_at_ms
@@ -163,8 +188,7 @@ class Authenticator:
         while tokens is not None:
             await self._clock.sleep_ms(FILE_INTERVAL_MS)
             if await self._workers.run(tokens.refresh):
-                kept = self._proven.items()
-                self._proven = {text: each for text, each in kept if not each.token_id}
+                self._forget_static()
 
 
 @dataclass(slots=True)

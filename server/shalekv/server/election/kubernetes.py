@@ -123,7 +123,7 @@ class KubernetesLease:
         return {**self.document, "spec": {**self.spec, **fields}}
 
 
-class Credentials:
+class ServiceAccount:
     """Token and certificates of a service account."""
 
     def __init__(self, folder: Path) -> None:
@@ -184,11 +184,15 @@ class KubernetesLeases:
     """One Lease at the API server: read, created, and replaced if it has not changed."""
 
     def __init__(
-        self, session: ClientSession, credentials: Credentials, server: str, place: KubernetesPlace
+        self,
+        session: ClientSession,
+        account: ServiceAccount,
+        server: str,
+        place: KubernetesPlace,
     ) -> None:
         """`server` is HOST:PORT of the API server; `place` names the namespace."""
         self._session = session
-        self._credentials = credentials
+        self._account = account
         self._server = server
         self._place = place
         self._granted: set[str] = set()  # verbs that were allowed once
@@ -236,7 +240,7 @@ class KubernetesLeases:
         raise InvalidSetting(self._refusal(verb, status, said))
 
     async def _send(self, verb: str, body: Document | None) -> tuple[int, Document, float]:
-        token, context = self._credentials.read()
+        token, context = self._account.read()
         path = f"/apis/{API_VERSION}/namespaces/{self._place.namespace}/leases"
         if verb != CREATE:
             path += f"/{self._place.name}"
@@ -283,12 +287,12 @@ async def open_leases(
     Raises `InvalidSetting` outside of a pod.
     """
     server = _server(environment)
-    credentials = Credentials(Path(credentials_path))
+    account = ServiceAccount(Path(credentials_path))
     if not place.namespace:
-        place = KubernetesPlace(credentials.namespace(), place.name)
+        place = KubernetesPlace(account.namespace(), place.name)
     timeout = ClientTimeout(total=timeout_ms / 1_000)
     async with ClientSession(timeout=timeout) as session:
-        yield KubernetesLeases(session, credentials, server, place)
+        yield KubernetesLeases(session, account, server, place)
 
 
 def _server(environment: Mapping[str, str]) -> str:
