@@ -36,8 +36,11 @@ _REFUSED_HTTP2 = frames.settings_frame({}) + frames.goaway_frame(
     0, ErrorCode.INADEQUATE_SECURITY, _REFUSED
 )
 
-# Alerts of the other side, by the end of their names in OpenSSL.
-_ALERTS = {
+# What the other side does, by the end of OpenSSL's name for a problem.
+_DEEDS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "has shown no certificate",
+    "UNSUPPORTED_PROTOCOL": "speaks no TLS of version 1.2 or later",
+    "NO_SHARED_CIPHER": "has no cipher in common with this side",
     "ALERT_CERTIFICATE_REQUIRED": "wants a certificate, and got none",
     "ALERT_UNKNOWN_CA": "does not know the authority of the certificate",
     "ALERT_CERTIFICATE_EXPIRED": "refuses the certificate: it has expired",
@@ -291,7 +294,7 @@ class TlsTransport(asyncio.Protocol):
         if isinstance(error, ssl.SSLCertVerificationError):
             return f"certificate verify failed: {error.verify_message}"
         reason = error.reason or str(error)
-        for name, text in _ALERTS.items():
+        for name, text in _DEEDS.items():
             if reason.endswith(name):
                 return f"{self._peer} {text}"
         if reason.endswith(_FAILURE_ALERT) and not self._is_server:

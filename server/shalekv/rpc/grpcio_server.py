@@ -14,6 +14,7 @@ import asyncio
 import errno
 import gc
 import logging
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -33,6 +34,7 @@ from shalekv.rpc.native_server import (
 from shalekv.settings import UNIX, EndpointSettings
 from shalekv_wire.connection import PING_INTERVAL_S
 from shalekv_wire.status import DETAILS_KEY, CallFailed, StatusCode
+from shalekv_wire.tls import TlsContexts
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -51,9 +53,12 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 class GrpcioServer:
     """Server of grpc.aio on one address."""
 
-    def __init__(self, settings: EndpointSettings, find: Find) -> None:
+    def __init__(
+        self, settings: EndpointSettings, find: Find, tls: TlsContexts | None = None
+    ) -> None:
         """Bind the address. `find` returns the methods. Raises `OSError`."""
         self._find = find
+        self._tls = None if settings.listen.startswith(UNIX) else tls
         self._has_debug_services = settings.debug_services
         self._server = grpc.aio.server(
             options=channel_options(settings),
@@ -91,13 +96,33 @@ class GrpcioServer:
         if refusal is not None:
             raise refusal
         try:
-            port = self._server.add_insecure_port(listen)
+            if self._tls is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, _credentials(self._tls))
         except RuntimeError as refused:
             free = f"{listen} was refused, and may be free by now"
             raise bind_error(listen) or OSError(errno.EADDRNOTAVAIL, free) from refused
         if listen.startswith(UNIX):
             return listen
         return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def _credentials(tls: TlsContexts) -> grpc.ServerCredentials:
+    """Return credentials of the newest files that are good; grpc asks for them for each handshake.
+
+    It does so in threads of its own, with the interpreter locked.
+    """
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        tls.current()
+        files = tls.contents
+        pair = (files.key, files.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], files.authority or None)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(), configuration, require_client_authentication=bool(tls.files.authority)
+    )
 
 
 class _Handlers(grpc.GenericRpcHandler):
@@ -144,10 +169,6 @@ class _GrpcioCall:
     def __init__(self, context: _Context) -> None:
         self.on_cancel: Callable[[], None] | None = None
         self.peer: str = context.peer()
-        self.certificate = b""
-        shown = dict(context.invocation_metadata() or ())
-        self.authorization = str(shown.get("authorization", ""))
-        self.request_id = str(shown.get("x-request-id", ""))
         self._context = context
         self._status: _Status | None = None  # None: not ended, or with OK
         self._reply: bytes | None = None
@@ -162,6 +183,29 @@ class _GrpcioCall:
         # The stubs leave out that there may be no deadline.
         remaining_s: float | None = self._context.time_remaining()
         return None if remaining_s is None else time.monotonic() + remaining_s
+
+    @property
+    def certificate(self) -> bytes:
+        """Implement `ServerCall`."""
+        for pem in self._context.auth_context().get("x509_pem_cert", ()):
+            return ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))
+        return b""
+
+    @property
+    def authorization(self) -> str:
+        """Implement `ServerCall`."""
+        return self._metadata("authorization")
+
+    @property
+    def request_id(self) -> str:
+        """Implement `ServerCall`."""
+        return self._metadata("x-request-id")
+
+    def _metadata(self, key: str) -> str:
+        for each, value in self._context.invocation_metadata() or ():
+            if each == key:
+                return str(value)
+        return ""
 
     def reply(self, message: bytes) -> None:
         """Implement `ServerCall`."""

@@ -18,8 +18,10 @@ from pathlib import Path
 from shalekv.errors import InvalidSetting
 from shalekv.rpc.calls import Find
 from shalekv.settings import KIB, MIB, UNIX, EndpointSettings
+from shalekv.settings.security import TlsSettings
 from shalekv_wire.server import ServerOptions, WireServer
 from shalekv_wire.stream import Limits
+from shalekv_wire.tls import TlsContexts, TlsFiles, UnusableFiles
 
 # Calls of one connection at once: a client that starts more waits for others of its own.
 CONCURRENT_STREAMS_MAX = 256
@@ -83,7 +85,13 @@ class NativeServer:
 
     services: Sequence[str] = ()  # it has none of its own
 
-    def __init__(self, settings: EndpointSettings, find: Find, door: Door | None = None) -> None:
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        find: Find,
+        door: Door | None = None,
+        tls: TlsContexts | None = None,
+    ) -> None:
         """Bind the address, unless connections come through a door. `find` returns the methods.
 
         Raises:
@@ -92,7 +100,7 @@ class NativeServer:
         """
         if settings.debug_services:
             raise InvalidSetting("--debug-services needs --wire grpcio, which channelz is part of")
-        self._server = WireServer(find, server_options(settings))
+        self._server = WireServer(find, server_options(settings, tls))
         self._sockets = bind(settings.listen) if door is None else []
         self._door = door
         self.listen = address_of(settings.listen, self._sockets)
@@ -115,7 +123,18 @@ class NativeServer:
             release(self.listen)
 
 
-def server_options(settings: EndpointSettings) -> ServerOptions:
+def listening(tls: TlsSettings | None) -> TlsContexts | None:
+    """Return the contexts of TLS of a server; None: it has none. Raises `InvalidSetting`."""
+    if tls is None or not tls.has_certificate:
+        return None
+    files = TlsFiles(tls.tls_cert, tls.tls_key, tls.tls_client_ca)
+    try:
+        return TlsContexts(files, is_server=True)
+    except UnusableFiles as error:
+        raise InvalidSetting(f"TLS is not possible: {error}") from None
+
+
+def server_options(settings: EndpointSettings, tls: TlsContexts | None = None) -> ServerOptions:
     """Return the limits and time-outs of connections."""
     return ServerOptions(
         limits=Limits(
@@ -131,6 +150,7 @@ def server_options(settings: EndpointSettings) -> ServerOptions:
         idle_s=CONNECTION_IDLE_MS / 1_000,
         age_s=settings.connection_age_ms / 1_000,
         age_grace_s=CONNECTION_AGE_GRACE_MS / 1_000,
+        tls=tls,
     )
 
 

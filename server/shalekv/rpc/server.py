@@ -35,7 +35,7 @@ from shalekv.rpc.methods import (
     kv_methods,
     safekeeper_methods,
 )
-from shalekv.rpc.native_server import Door, NativeServer
+from shalekv.rpc.native_server import Door, NativeServer, listening
 from shalekv.rpc.standard_services import (
     HEALTH_SERVICE,
     WHOLE_SERVER,
@@ -47,8 +47,10 @@ from shalekv.server.access.guard import Guard
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
 from shalekv.settings import EndpointSettings, LimitSettings, LogLevel, Wire
+from shalekv.settings.security import TlsSettings
 from shalekv.v1.admin_pb2 import CallStatus, StatusRequest
 from shalekv.wording import READ, WRITE
+from shalekv_wire.tls import TlsContexts
 
 if TYPE_CHECKING:
     from shalekv.server.safekeeper.service import SafekeeperService
@@ -105,6 +107,7 @@ class Server:
         door: Door | None = None,
         guard: Guard | None = None,
         open_services: bool = True,
+        tls: TlsSettings | None = None,
     ) -> None:
         """Bind the address, unless connections come through a door; needs a running loop.
 
@@ -112,6 +115,7 @@ class Server:
         reflection as well. Without one every call is allowed.
 
         Raises:
+            InvalidSetting: the files of `tls` cannot be used.
             OSError: the address cannot be bound; EADDRINUSE when another process has it.
         """
         self._limits = limits or LimitSettings()
@@ -133,7 +137,7 @@ class Server:
         self._health = HealthService()
         self._logs_calls = settings.log_level is LogLevel.DEBUG
         self._is_started = self._is_refusing = False
-        self._transport = _transport(settings, self._find, door)
+        self._transport = _transport(settings, self._find, door, listening(tls))
 
     @property
     def listen(self) -> str:
@@ -247,9 +251,11 @@ def _refusing(services: Sequence[str], adapter: Adapter) -> Find:
     return lambda path: method if path.startswith(prefixes) else None
 
 
-def _transport(settings: EndpointSettings, find: Find, door: Door | None) -> Transport:
+def _transport(
+    settings: EndpointSettings, find: Find, door: Door | None, tls: TlsContexts | None
+) -> Transport:
     if settings.wire is Wire.NATIVE:
-        return NativeServer(settings, find, door)
+        return NativeServer(settings, find, door, tls)
     from shalekv.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415 - slow, and for this alone
 
-    return GrpcioServer(settings, find)
+    return GrpcioServer(settings, find, tls)

@@ -60,7 +60,7 @@ class EndpointSettings(ProcessSettings):
     listen: str = Field(
         default="127.0.0.1:7654",
         description="HOST:PORT to listen on, or unix:PATH; port 0 picks a free one. An address "
-        "other than loopback needs --insecure.",
+        "other than loopback needs --tls-cert, or --insecure.",
         json_schema_extra={"user": "operator: the address and port of this machine"},
     )
     wire: Wire = Field(
@@ -71,8 +71,8 @@ class EndpointSettings(ProcessSettings):
     )
     insecure: bool = Field(
         default=False,
-        description="Allow an address other than loopback although the connection is neither "
-        "encrypted nor authenticated.",
+        description="Allow an address other than loopback without TLS, although connections are "
+        "neither encrypted nor authenticated.",
         json_schema_extra={"user": "security: nothing listens on a network by accident"},
     )
     shutdown_grace_ms: int = Field(
@@ -144,7 +144,7 @@ class SafekeeperServerSettings(EndpointSettings):
     listen: str = Field(
         default="127.0.0.1:7655",
         description="HOST:PORT to listen on, or unix:PATH; port 0 picks a free one. An address "
-        "other than loopback needs --insecure.",
+        "other than loopback needs --tls-cert, or --insecure.",
         json_schema_extra={"user": "operator: the address and port of this machine"},
     )
 

@@ -91,7 +91,8 @@ async def keep_logs(settings: SafekeeperConfig, announce: Callable[[str], None])
             _sync_workers() as sync_workers,
             open_links(settings.server.wire) as links,
         ):
-            server = bind_port(lambda: Server(_with_long_streams(settings.server), runtime))
+            listening = _with_long_streams(settings.server)
+            server = bind_port(lambda: Server(listening, runtime, tls=settings.tls))
             opening = Node.open(settings, runtime, sync_workers=sync_workers, links=links)
             node = await open_behind(server, stop, opening)
             if node is None:
@@ -158,7 +159,7 @@ def safekeeper(context: click.Context, /, *, config: Path | None, **flags: Any) 
         return
     try:
         settings = load_settings(flags, config, SafekeeperConfig)
-        refuse_exposure(settings.server)
+        refuse_exposure(settings.server, settings.tls)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
     checked_url(settings.database.url)

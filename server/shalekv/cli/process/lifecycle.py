@@ -26,6 +26,7 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any, Protocol, TypeVar
 
+import click
 import structlog
 import uvloop
 
@@ -53,6 +54,7 @@ from shalekv.settings import (
     WriterConfig,
 )
 from shalekv.settings.budget import with_memory_shares
+from shalekv.settings.security import TlsSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.opening import open_store
 from shalekv.wording import Trouble
@@ -183,7 +185,11 @@ def bind(
 
     Raises `InvalidSetting`, and `OSError` if the port is in use.
     """
-    return bind_port(lambda: Server(settings.server, runtime, limits=settings.limits, door=door))
+    return bind_port(
+        lambda: Server(
+            settings.server, runtime, limits=settings.limits, door=door, tls=settings.tls
+        )
+    )
 
 
 def bind_port(make: Callable[[], BoundT]) -> BoundT:
@@ -323,7 +329,7 @@ def serving_settings(flags: dict[str, Any], config: Path | None, model: type[Ser
     except ValueError as error:
         message = f"--{error}".replace("memory_bytes", "memory-bytes", 1)
         raise InvalidSetting(message) from None
-    refuse_exposure(settings.server)
+    refuse_exposure(settings.server, settings.tls)
     return settings
 
 
@@ -345,11 +351,14 @@ def run_server(
 
     def announce(listen: str) -> None:
         wire = settings.server.wire
-        log.info("serving", listen=listen, url=settings.database.url, wire=wire.value)
+        tls = _tls_in_use(settings)
+        log.info("serving", listen=listen, url=settings.database.url, wire=wire.value, tls=tls)
         if wire is not Wire.NATIVE:
             log.warning("calls go over the fallback", wire=wire.value, default=Wire.NATIVE.value)
         if settings.server.log_format is LogFormat.CONSOLE:
             greet(listen)
+            if tls != "off":
+                click.echo(f"TLS is {tls}: see --tls-ca, --tls-cert and --tls-key there.", err=True)
 
     try:
         uvloop.run(serve(settings, announce))
@@ -368,6 +377,13 @@ def run_server(
     return ExitCode.OK
 
 
+def _tls_in_use(settings: WriterConfig | ReaderConfig | SafekeeperConfig) -> str:
+    """Return whether connections have TLS, for people."""
+    if not settings.tls.has_certificate or settings.server.listen.startswith(UNIX):
+        return "off"
+    return "on, clients need certificates" if settings.tls.tls_client_ca else "on"
+
+
 def _raise_file_limit() -> None:
     """Let this process open more files than shells allow by default, if the system does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -377,15 +393,17 @@ def _raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def refuse_exposure(settings: EndpointSettings) -> None:
-    """Raise `InvalidSetting` when the port is open to the network without `insecure`."""
+def refuse_exposure(settings: EndpointSettings, tls: TlsSettings) -> None:
+    """Raise `InvalidSetting` when the port is open to the network without TLS or `insecure`."""
     host = settings.listen.rpartition(":")[0].strip("[]")
-    if settings.insecure or settings.listen.startswith(UNIX) or _is_loopback(host):
+    is_allowed = settings.insecure or tls.has_certificate
+    if is_allowed or settings.listen.startswith(UNIX) or _is_loopback(host):
         return
     raise InvalidSetting(
         f"--listen {settings.listen} is open to the network, and connections are neither "
         "encrypted nor authenticated: anyone who reaches the port can read and change everything. "
-        "Listen on 127.0.0.1 behind a proxy that terminates TLS, or accept this with --insecure."
+        "Give --tls-cert and --tls-key (`shalekv tls init` makes some for trials), or accept this "
+        "with --insecure."
     )
 
 
