@@ -22,6 +22,7 @@ from shalekv.errors import (
     DatabaseError,
     InvalidRequest,
     InvalidSetting,
+    PolicyUnknown,
     StoreError,
 )
 from shalekv.protocol.access import (
@@ -55,10 +56,10 @@ class AccessPolicies:
         self._settings = settings
         self._admins = _admin_grants(settings)
         self._stored: StoredPolicy | None = None
-        self._listeners: list[Callable[[Policy], None]] = []
+        self._listeners: list[Callable[[], None]] = []
         self._confirmed_ms = -math.inf  # when the last look that was answered began
         self._is_unreadable = False
-        self.current = self._effective(Policy())  # what counts: with the admins of the settings
+        self.policy = self._effective(Policy())  # what counts: with the admins of the settings
 
     @property
     def stored(self) -> Policy:
@@ -72,14 +73,22 @@ class AccessPolicies:
         One that is not enforced does not age. But a version that exists and cannot be read counts
         as one that is.
         """
-        if not self.current.is_enforced and not self._is_unreadable:
+        if not self.policy.is_enforced and not self._is_unreadable:
             return False
         age_ms = self._clock.monotonic_ms() - self._confirmed_ms
         return age_ms > self._settings.policy_age_ms_max
 
-    def on_change(self, listener: Callable[[Policy], None]) -> None:
-        """Call `listener` with each new policy, from now on."""
-        self._listeners.append(listener)
+    def check(self) -> None:
+        """Raise `PolicyUnknown` if the policy is stale."""
+        if self.is_stale:
+            raise PolicyUnknown(
+                "the object store has not answered for too long to know whether the access policy "
+                "is still the newest: nothing was applied"
+            )
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after each change of the policy."""
+        self._listeners.append(changed)
 
     async def refresh(self) -> Policy:
         """Read what is newer than the current policy; return the newest.
@@ -96,7 +105,7 @@ class AccessPolicies:
             raise
         self._is_unreadable = False
         self._confirmed_ms = max(self._confirmed_ms, began_ms)
-        return self.current
+        return self.policy
 
     async def run(self) -> None:
         """Look for a newer policy each `policy_check_ms`, until cancelled."""
@@ -142,14 +151,14 @@ class AccessPolicies:
     def _tell(self) -> None:
         """Make the newest stored policy count, if it is new, and tell who is registered."""
         stored = self.stored
-        if stored.version <= self.current.version:
+        if stored.version <= self.policy.version:
             return
-        self.current = self._effective(stored)
+        self.policy = self._effective(stored)
         _log.info(
-            "access policy changed", version=stored.version, is_enforced=self.current.is_enforced
+            "access policy changed", version=stored.version, is_enforced=self.policy.is_enforced
         )
-        for listener in self._listeners:
-            listener(self.current)
+        for changed in self._listeners:
+            changed()
 
     def _effective(self, stored: Policy) -> Policy:
         """Return the policy that counts: without a stored one, admins alone make it enforced."""

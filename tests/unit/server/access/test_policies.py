@@ -12,7 +12,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.clock import LoopClock
-from shalekv.errors import DatabaseNotFound, InvalidRequest, InvalidSetting, PolicyChanged
+from shalekv.errors import (
+    DatabaseNotFound,
+    InvalidRequest,
+    InvalidSetting,
+    PolicyChanged,
+    PolicyUnknown,
+)
 from shalekv.format.access import ENVELOPE
 from shalekv.format.names import policy_name
 from shalekv.protocol.access import (
@@ -85,7 +91,7 @@ async def sleep_ms(duration_ms: float) -> None:
 async def test_nothing_is_enforced_until_somebody_says_so() -> None:
     """Without a policy and without admins, everybody may do everything, however old that is."""
     policies, _ = (await Place.created()).process()
-    assert await policies.refresh() == policies.current == Policy()
+    assert await policies.refresh() == policies.policy == Policy()
     await sleep_ms(10 * AGE_MS_MAX)
     assert not policies.is_stale
 
@@ -95,17 +101,17 @@ async def test_admins_of_the_settings_are_alone_at_first() -> None:
     """With them version 0 is enforced; they stay root, whatever is stored, unless it is open."""
     place = await Place.created()
     policies, _ = place.process(admins="token:ann, uri:x")
-    assert policies.current.is_enforced
+    assert policies.policy.is_enforced
     assert policies.is_stale, "nothing was read yet"
     await policies.refresh()
     assert not policies.is_stale
-    assert permissions_of(policies.current, ANN).allow(ADMIN)
-    assert permissions_of(policies.current, BOB).is_empty
+    assert permissions_of(policies.policy, ANN).allow(ADMIN)
+    assert permissions_of(policies.policy, BOB).is_empty
     await policies.replace(replace(BY_ANN, grants=(Grant(BOB.name, (ROOT,)),)), ANN)
-    assert permissions_of(policies.current, ANN).allow(ADMIN)
+    assert permissions_of(policies.policy, ANN).allow(ADMIN)
     assert policies.stored.grants == (Grant(BOB.name, (ROOT,)),)
     await policies.replace(Policy(version=1), ANN)
-    assert permissions_of(policies.current, ANONYMOUS).allow(ADMIN)
+    assert permissions_of(policies.policy, ANONYMOUS).allow(ADMIN)
 
 
 @pytest.mark.parametrize("admins", ["ann", "token:", ANYBODY, f"token:ann,{ANYBODY}"])
@@ -122,16 +128,16 @@ async def test_a_change_is_known_at_once_here_and_within_the_interval_elsewhere(
     place = await Place.created()
     (writing, _), (reading, _) = place.process(), place.process()
     told: list[tuple[str, int]] = []
-    writing.on_change(lambda policy: told.append(("writing", policy.version)))
-    reading.on_change(lambda policy: told.append(("reading", policy.version)))
+    writing.listen(lambda: told.append(("writing", writing.policy.version)))
+    reading.listen(lambda: told.append(("reading", reading.policy.version)))
     await reading.refresh()
     async with running(reading), running(writing):
         await sleep_ms(CHECK_MS + 1)
         await writing.replace(BY_ANN, ANN)
-        assert (writing.current.version, reading.current.version) == (1, 0)
+        assert (writing.policy.version, reading.policy.version) == (1, 0)
         assert told == [("writing", 1)]
         await sleep_ms(CHECK_MS)
-        assert reading.current == writing.current
+        assert reading.policy == writing.policy
         await sleep_ms(10 * CHECK_MS)
     assert told == [("writing", 1), ("reading", 1)]
 
@@ -161,8 +167,11 @@ async def test_a_policy_becomes_stale_while_the_store_is_away() -> None:
         with capture_logs() as lines:
             await sleep_ms(AGE_MS_MAX - 1)
             assert not policies.is_stale
+            policies.check()
             await sleep_ms(2)
             assert policies.is_stale
+            with pytest.raises(PolicyUnknown):
+                policies.check()
             await sleep_ms(10 * AGE_MS_MAX)
             store.before = nothing
             await sleep_ms(RETRY_MS_MAX)
@@ -188,7 +197,7 @@ async def test_a_version_that_cannot_be_read_is_not_passed_over() -> None:
         assert not policies.is_stale
         await sleep_ms(RETRY_MS_MAX)
         assert policies.is_stale
-        assert policies.current.version == 0
+        assert policies.policy.version == 0
 
 
 @virtual_time()
@@ -200,7 +209,7 @@ async def test_of_two_changes_in_two_processes_one_is_refused() -> None:
     await one.replace(BY_ANN, ANN)
     with pytest.raises(PolicyChanged):
         await other.replace(replace(BY_ANN, grants=(Grant(BOB.name, (ROOT,)),)), BOB)
-    assert other.current == one.current
+    assert other.policy == one.policy
 
 
 def with_role(*grants: Grant) -> Policy:
@@ -231,7 +240,7 @@ async def test_a_lock_out_needs_force(policy: Policy, caller: Principal, problem
     assert refused.value.field == "force"
     assert not store.asked("create")
     stored = await policies.replace(policy, caller, is_forced=True)
-    assert stored.version == policies.current.version == 1
+    assert stored.version == policies.policy.version == 1
 
 
 @pytest.mark.parametrize(
