@@ -106,7 +106,6 @@ class WireServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._check: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # a connection has ended
-        self.refusals = _Refusals()
         self.is_stopping = False  # connections that come now are closed
 
     async def serve(self, sock: socket.socket) -> None:
@@ -303,7 +302,7 @@ class _ServerTransport(asyncio.Protocol):
         if self not in self._server.connections:
             return
         if isinstance(exc, TlsFailed):
-            self._server.refusals.note(self._connection.peer, str(exc))
+            _refusals.note(self._connection.peer, str(exc))
         self._connection.is_over = True
         self._connection.close_streams(ErrorCode.CANCEL, "the connection has ended")
         self._sender.drop()
@@ -408,6 +407,9 @@ class _Refusals:
             text = "TLS has ended the connection of %s: %s (%d since the last such line)"
             _log.info(text, peer, why, self._count)
             self._count = 0
+
+
+_refusals = _Refusals()  # of all servers of this process
 
 
 def _set_tcp_options(transport: asyncio.BaseTransport) -> None:
