@@ -48,10 +48,10 @@ class KnownTokens:
         name = credentials.authorization.removeprefix(BEARER)
         if name not in self.names:
             raise Unauthenticated("the token is not known")
-        return Identity(Principal(f"token:{name}"), token_id=name)
+        return Identity(Principal(f"token:{name}"), proof=name)
 
     def is_valid(self, identity: Identity) -> bool:
-        return identity.token_id in self.names
+        return identity.proof in self.names
 
 
 def prefix(text: bytes, *verbs: Verb) -> Rule:

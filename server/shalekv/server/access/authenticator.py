@@ -1,9 +1,5 @@
 """Finds out who calls, from the token or the certificate of a call.
 
-Tokens that were verified are remembered until they expire, so that a call with one costs a lookup.
-They are found by their text, whose hash is keyed with a random number of the process: two texts are
-compared only if these hashes are equal, so the time of a lookup tells nothing about other tokens.
-
 A peer whose credentials are not valid again and again has to wait. A peer is an address without its
 port, or the /64 of an IPv6 address. After `FREE` failures each further one is followed by a time in
 which new credentials of the peer are refused without a look at them; it doubles from `FIRST_MS` to
@@ -12,8 +8,9 @@ waits: there is no task that a stranger could make.
 
 Failures are forgiven with time, half of them in each `HALF_LIFE_MS`, and all at once when new
 credentials of the peer are valid. Many callers may share an address, and one of them must not lock
-out the others: credentials that have been verified before are never refused here, and of new ones
-one in `LUCKY`, drawn at random, is looked at all the same, however long the others fail.
+out the others: credentials that were valid before are remembered by the guard, and do not come
+here, and of new ones one in `LUCKY`, drawn at random, is looked at all the same, however long the
+others fail.
 """
 
 from __future__ import annotations
@@ -32,18 +29,17 @@ import structlog
 from shalekv.errors import Unauthenticated
 from shalekv.protocol.access import ANONYMOUS
 from shalekv.runtime import Runtime
-from shalekv.server.access.certificates import Certificates
+from shalekv.server.access.certificates import decode_certificate
 from shalekv.server.access.identity import NEVER_MS, Credentials, Identity
 from shalekv.server.access.issuer import Issuer
-from shalekv.server.access.tokens import PREFIX, TokenFile
+from shalekv.server.access.tokens import PREFIX, StaticToken, TokenFile
 from shalekv.settings.security import AccessSettings
 
 AUTHORIZATION_CHARS_MAX = 8 << 10
-PROVEN_MAX = 4_096  # tokens that are remembered
 FILE_INTERVAL_MS = 1_000.0  # between two looks at the token file
 
 FREE = 5  # failures without a consequence
-FIRST_MS, LONGEST_MS = 250.0, 30_000.0
+FIRST_MS, LONGEST_MS = 250.0, 10_000.0
 HALF_LIFE_MS = 60_000.0
 COUNTED_MAX = 16.0  # so that no peer needs longer than some minutes to be forgiven
 LUCKY = 16
@@ -67,11 +63,8 @@ class Authenticator:
         self._workers = runtime.workers
         self._tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
         has_issuer = bool(settings.oidc_issuer)
-        self._issuer = Issuer(settings, runtime, self._forget_others) if has_issuer else None
-        self._certificates = Certificates()
+        self._issuer = Issuer(settings, runtime) if has_issuer else None
         self._failures = PeerFailures(runtime.random)
-        self._proven: dict[str, Identity] = {}
-        self._closing = asyncio.Event()
 
     def identify(self, credentials: Credentials) -> Identity | Awaitable[Identity]:
         """Return the identity; an awaitable if a key of the issuer has to be fetched.
@@ -84,40 +77,32 @@ class Authenticator:
             IssuerUnavailable: a token cannot be verified now.
         """
         if credentials.authorization:
-            proven = self._proven.get(credentials.authorization)
-            if proven is not None and self._is_current(proven):
-                return proven
             return self._examine(credentials)
-        if credentials.certificate:
-            identity = self._certificates.identify(credentials.certificate)
-            if not self._is_current(identity):
-                raise Unauthenticated("the certificate has expired")
-            return identity
-        return _NOBODY
+        if not credentials.certificate:
+            return _NOBODY
+        identity = decode_certificate(credentials.certificate)
+        if self._has_expired(identity):
+            raise Unauthenticated("the certificate has expired")
+        return identity
 
     def is_valid(self, identity: Identity) -> bool:
-        """Return whether the identity has not expired, and its token was not removed."""
-        if not self._is_current(identity):
+        """Return whether the identity has not expired, and what proves it was not withdrawn."""
+        if self._has_expired(identity):
             return False
-        if not identity.token_id:
+        proof = identity.proof
+        if proof is None:
             return True
-        if self._tokens is None:
-            return False
-        return self._now_ms() < self._tokens.expiry_ms(identity.token_id)
+        if isinstance(proof, StaticToken):
+            return self._tokens is not None and self._tokens.has(proof)
+        return self._issuer is not None and self._issuer.has(proof)
 
     async def run(self) -> None:
-        """Read the token file when it changes, and keep the keys of the issuer, until `close`."""
+        """Read the token file when it changes, and keep the keys of the issuer, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            started = [tasks.create_task(self._follow_file(), name="token file")]
+            if self._tokens is not None:
+                tasks.create_task(self._follow(self._tokens), name="token file")
             if self._issuer is not None:
-                started.append(tasks.create_task(self._issuer.run(), name="keys of the issuer"))
-            await self._closing.wait()
-            for task in started:
-                task.cancel()
-
-    async def close(self) -> None:
-        """End `run`."""
-        self._closing.set()
+                tasks.create_task(self._issuer.run(), name="keys of the issuer")
 
     def _examine(self, credentials: Credentials) -> Identity | Awaitable[Identity]:
         peer = network_of(credentials.peer)
@@ -129,18 +114,16 @@ class Authenticator:
             self._failures.add(peer, now_ms)
             raise
         if isinstance(found, Identity):
-            return self._remember(peer, credentials.authorization, found)
-        return self._examine_later(peer, credentials.authorization, found)
+            return self._proven(peer, found)
+        return self._examine_later(peer, found)
 
-    async def _examine_later(
-        self, peer: str, authorization: str, verifying: Awaitable[Identity]
-    ) -> Identity:
+    async def _examine_later(self, peer: str, verifying: Awaitable[Identity]) -> Identity:
         try:
             identity = await verifying
         except Unauthenticated:
             self._failures.add(peer, self._clock.monotonic_ms())
             raise
-        return self._remember(peer, authorization, identity)
+        return self._proven(peer, identity)
 
     def _verify(self, authorization: str) -> Identity | Awaitable[Identity]:
         """Verify the value of the metadata. Raises as `identify`."""
@@ -158,37 +141,26 @@ class Authenticator:
             raise Unauthenticated("this server accepts no tokens of this kind")
         return self._issuer.identify(token)
 
-    def _remember(self, peer: str, authorization: str, identity: Identity) -> Identity:
-        """Keep what was proven. Tokens that have expired are no guesses, and not counted."""
-        if not self._is_current(identity):
+    def _proven(self, peer: str, identity: Identity) -> Identity:
+        """Return an identity that was proven. A token that has expired is no guess."""
+        if self._has_expired(identity):
             raise Unauthenticated("the token has expired")
         self._failures.forgive(peer)
-        if len(self._proven) >= PROVEN_MAX:
-            del self._proven[next(iter(self._proven))]
-        self._proven[authorization] = identity
         return identity
 
-    def _forget_static(self) -> None:
-        self._proven = {text: each for text, each in self._proven.items() if not each.token_id}
-
-    def _forget_others(self) -> None:
-        self._proven = {text: each for text, each in self._proven.items() if each.token_id}
-
-    def _is_current(self, identity: Identity) -> bool:
+    def _has_expired(self, identity: Identity) -> bool:
         expires_at_ms = identity.expires_at_ms
-        return expires_at_ms == NEVER_MS or self._now_ms() < expires_at_ms
+        return expires_at_ms != NEVER_MS and self._now_ms() >= expires_at_ms
 
     def _now_ms(self) -> float:
         """Return the wall clock; without one all that expires has expired."""
         now_ms = self._clock.wall_ms()
         return NEVER_MS if now_ms is None else now_ms
 
-    async def _follow_file(self) -> None:
-        tokens = self._tokens
-        while tokens is not None:
+    async def _follow(self, tokens: TokenFile) -> None:
+        while True:
             await self._clock.sleep_ms(FILE_INTERVAL_MS)
-            if await self._workers.run(tokens.refresh):
-                self._forget_static()
+            await self._workers.run(tokens.refresh)
 
 
 @dataclass(slots=True)

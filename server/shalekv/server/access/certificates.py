@@ -20,7 +20,6 @@ from shalekv.wording import MS_PER_S
 CERTIFICATE_BYTES_MAX = 64 << 10
 NAME_BYTES_MAX = 1 << 10
 NAMES_MAX = 128
-KNOWN_MAX = 1_024  # certificates whose identities are kept
 
 _DAMAGED = (
     ValueError,
@@ -29,27 +28,6 @@ _DAMAGED = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-
-
-class Certificates:
-    """Identities of the certificates that were seen last."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._known: dict[bytes, Identity] = {}
-
-    def identify(self, certificate: bytes) -> Identity:
-        """Return the identity that a certificate in DER proves, expired or not.
-
-        Raises `Unauthenticated`.
-        """
-        found = self._known.get(certificate)
-        if found is None:
-            found = decode_certificate(certificate)
-            if len(self._known) >= KNOWN_MAX:
-                del self._known[next(iter(self._known))]
-            self._known[certificate] = found
-        return found
 
 
 def decode_certificate(certificate: bytes) -> Identity:

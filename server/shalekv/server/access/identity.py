@@ -25,5 +25,6 @@ class Identity:
 
     principal: Principal
     expires_at_ms: float = NEVER_MS  # wall clock, milliseconds since 1970
-    # What proves it: id of a static token. It ends when the token is removed from the file.
-    token_id: str = ""
+    # What it rests on: a static token or a key of the issuer, which may be withdrawn. None: on what
+    # TLS has verified, or on nothing.
+    proof: object = field(default=None, repr=False)

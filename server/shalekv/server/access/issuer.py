@@ -18,7 +18,7 @@ import asyncio
 import ipaddress
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from math import inf
@@ -76,14 +76,11 @@ class _Fetched(NamedTuple):
 class Issuer:
     """Verifies the web tokens of an issuer by its keys, which `run` keeps up to date."""
 
-    def __init__(
-        self, settings: AccessSettings, runtime: Runtime, on_withdrawal: Callable[[], None]
-    ) -> None:
-        """`on_withdrawal` is called when keys do not count any more. Raises `InvalidSetting`."""
+    def __init__(self, settings: AccessSettings, runtime: Runtime) -> None:
+        """Begin without keys. Raises `InvalidSetting`."""
         self._url, self._audience = settings.oidc_issuer, settings.oidc_audience
         self._ca = settings.oidc_ca
         self._runtime = runtime
-        self._on_withdrawal = on_withdrawal
         self._keys: Sequence[WebKey] = ()
         self._fetched_ms = -inf  # when the fetch of the keys began
         self._began_ms = -inf  # when the last fetch began
@@ -104,9 +101,13 @@ class Issuer:
         """
         token = parse_web_token(text, issuer=self._url, audience=self._audience)
         is_settled = not self._is_fetching and self._since_ms(self._began_ms) < ASKED_INTERVAL_MS
-        if is_settled or token.fitting(self._counting()):
+        if is_settled or token.fitting(self._keys):
             return self._verify(token)
         return self._verify_later(token)
+
+    def has(self, key: object) -> bool:
+        """Return whether a key counts."""
+        return any(each is key for each in self._keys)
 
     async def run(self) -> None:
         """Fetch the keys, and again when it is time, until cancelled."""
@@ -137,9 +138,8 @@ class Issuer:
             if str(trouble) != self._problem:
                 _log.warning("keys of the issuer not fetched", problem=str(trouble))
             self._problem = str(trouble)
-            if self._keys and not self._counting():
+            if self._since_ms(self._fetched_ms) >= KEYS_AGE_MS_MAX:
                 self._keys = ()
-                self._on_withdrawal()
             return None
         finally:
             self._is_fetching = False
@@ -147,21 +147,19 @@ class Issuer:
                 complete(waiter)
 
     def _keep(self, keys: Sequence[WebKey]) -> None:
-        is_withdrawn = any(each not in keys for each in self._keys)
         if self._problem or keys != self._keys:
             _log.info("keys of the issuer fetched", keys=len(keys))
-        self._keys, self._fetched_ms, self._problem = keys, self._began_ms, ""
-        if is_withdrawn:
-            self._on_withdrawal()
+        # Equal keys stay the same objects: identities that were proven by them stay valid.
+        self._keys = [next((old for old in self._keys if old == each), each) for each in keys]
+        self._fetched_ms, self._problem = self._began_ms, ""
 
     def _verify(self, token: WebToken) -> Identity:
-        keys = self._counting()
-        if not token.fitting(keys):
+        if not token.fitting(self._keys):
             if self._problem:
                 raise IssuerUnavailable("the token cannot be verified: its issuer does not answer")
             raise Unauthenticated("the issuer of the token has no key that fits it")
         now_ms = self._runtime.clock.wall_ms()
-        return token.verify(keys, 0 if now_ms is None else now_ms)
+        return token.verify(self._keys, 0 if now_ms is None else now_ms)
 
     async def _verify_later(self, token: WebToken) -> Identity:
         """Verify a token when the fetch of the keys ends that runs now, or begins now."""
@@ -179,10 +177,6 @@ class Issuer:
         finally:
             del self._waiting[fetched]
         return self._verify(token)
-
-    def _counting(self) -> Sequence[WebKey]:
-        """Return the keys, if they are not too old to count."""
-        return self._keys if self._since_ms(self._fetched_ms) < KEYS_AGE_MS_MAX else ()
 
     def _since_ms(self, then_ms: float) -> float:
         return self._runtime.clock.monotonic_ms() - then_ms

@@ -145,8 +145,8 @@ class TokenFile:
         except (OSError, ValueError) as error:
             raise InvalidSetting(f"--tokens-file {path}: {_problem_of(error)}") from None
 
-    def refresh(self) -> bool:
-        """Read the file if it has changed; return whether the tokens have. Blocks.
+    def refresh(self) -> None:
+        """Read the file if it has changed. Blocks.
 
         The last good ones stay if it cannot be read, or is damaged; that is logged once.
         """
@@ -154,19 +154,20 @@ class TokenFile:
         try:
             stamp = _stamp_of(self._path)
             if stamp == self._stamp:
-                return False
+                return
             tokens = parse_tokens(read_token_file(self._path))
         except (OSError, ValueError) as error:
             self._stamp, problem = stamp, _problem_of(error)
             if problem != self._problem:
                 _log.error("token file not used", path=str(self._path), problem=problem)
             self._problem = problem
-            return False
+            return
         self._stamp, self._problem = stamp, ""
-        is_changed = tokens != self._tokens
-        self._tokens = tokens
+        self._tokens = {
+            each: old if (old := self._tokens.get(each)) == new else new
+            for each, new in tokens.items()
+        }
         _log.info("token file read again", path=str(self._path), tokens=len(tokens))
-        return is_changed
 
     def identify(self, text: str) -> Identity:
         """Return the identity that a token proves, expired or not. Raises `Unauthenticated`."""
@@ -178,12 +179,11 @@ class TokenFile:
         expected = _NOBODY if token is None else token.digest
         if not hmac.compare_digest(_digest_of(text), expected) or token is None:
             raise Unauthenticated("the token is not known")
-        return Identity(Principal(f"token:{token.name}"), token.expires_at_ms, token_id)
+        return Identity(Principal(f"token:{token.name}"), token.expires_at_ms, token)
 
-    def expiry_ms(self, token_id: str) -> float:
-        """Return when a token expires, by the wall clock; 0 if it is not in the file."""
-        token = self._tokens.get(token_id)
-        return 0.0 if token is None else token.expires_at_ms
+    def has(self, token: StaticToken) -> bool:
+        """Return whether the file still has the token, unchanged."""
+        return self._tokens.get(token.token_id) is token
 
 
 def _parse_line(number: int, line: str) -> StaticToken:

@@ -78,8 +78,9 @@ class WebToken:
     algorithm: str
     signed: bytes = field(repr=False)
     signature: bytes = field(repr=False)
+    principal: Principal
     not_before_ms: float
-    identity: Identity
+    expires_at_ms: float
 
     def fitting(self, keys: Iterable[WebKey]) -> list[WebKey]:
         """Return the keys that may have signed it: those of its id, or all if it names none."""
@@ -95,12 +96,14 @@ class WebToken:
         Raises `Unauthenticated`.
         """
         algorithm: Any = _ALGORITHMS[self.algorithm]
-        fitting = self.fitting(keys)[:KEYS_TRIED_MAX]
-        if not any(algorithm.verify(self.signed, each.key, self.signature) for each in fitting):
+        for key in self.fitting(keys)[:KEYS_TRIED_MAX]:
+            if algorithm.verify(self.signed, key.key, self.signature):
+                break
+        else:
             raise Unauthenticated("the signature of the token is not valid")
         if now_ms + LEEWAY_MS < self.not_before_ms:
             raise Unauthenticated("the token does not count yet, by its `nbf` or `iat`")
-        return self.identity
+        return Identity(self.principal, self.expires_at_ms, key)
 
 
 def parse_web_token(text: str, *, issuer: str, audience: str) -> WebToken:
@@ -126,8 +129,9 @@ def parse_web_token(text: str, *, issuer: str, audience: str) -> WebToken:
         algorithm,
         signed.encode(),
         _bytes_of(signature),
+        Principal(_principal_of(claims), _subjects_of(claims)),
         MS_PER_S * max(_time_of(claims, "nbf") or 0, _time_of(claims, "iat") or 0),
-        Identity(Principal(_principal_of(claims), _subjects_of(claims)), MS_PER_S * expires_s),
+        MS_PER_S * expires_s,
     )
 
 
