@@ -85,6 +85,7 @@ from shalekv_client.scan import Scan
 from shalekv_client.session import Session
 from shalekv_client.snapshots import Snapshot
 from shalekv_client.status import (
+    AccessStatus,
     CacheStatus,
     CallStatus,
     LevelsStatus,
@@ -121,6 +122,7 @@ from shalekv_client.watch import (
 __all__ = [
     "Abandoned",
     "Absent",
+    "AccessStatus",
     "Add",
     "Batch",
     "CacheStatus",

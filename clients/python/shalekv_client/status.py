@@ -473,6 +473,16 @@ class MemoryStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessStatus:
+    """What access control has refused since the process began to serve."""
+
+    denied: int  # operations that the roles of the caller did not allow
+    unauthenticated: int  # calls without valid credentials
+    quota_exceeded: int  # operations for which a quota did not leave enough
+    audit_lines_lost: int  # that could not be written
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The state of a process."""
 
@@ -495,6 +505,7 @@ class Status:
     read_readiness: Readiness | None = None  # None: the server does not report it
     write_readiness: Readiness | None = None  # None at a reader, too
     processes: tuple[ProcessStatus, ...] = ()  # that share the port; empty: there is one alone
+    access: AccessStatus | None = None  # None: the server does not report it
 
 
 def status_of(reply: admin_pb2.StatusReply) -> Status:
@@ -528,6 +539,16 @@ def status_of(reply: admin_pb2.StatusReply) -> Status:
             readiness_of(reply.write_readiness) if reply.HasField("write_readiness") else None
         ),
         processes=tuple(map(process_of, reply.processes)),
+        access=_access(reply.access) if reply.HasField("access") else None,
+    )
+
+
+def _access(status: admin_pb2.AccessStatus) -> AccessStatus:
+    return AccessStatus(
+        denied=status.denied,
+        unauthenticated=status.unauthenticated,
+        quota_exceeded=status.quota_exceeded,
+        audit_lines_lost=status.audit_lines_lost,
     )
 
 

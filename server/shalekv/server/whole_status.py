@@ -29,6 +29,7 @@ _CACHE = ("hits", "misses", "requests", "fetched_bytes", "bytes", "bytes_max")
 _DISK = ("hits", "misses")  # the processes share its files
 _READS = ("filter_negatives", "filter_false_positives")
 _READER = ("snapshots_lost", "wal_objects_applied", "empty_polls", "gaps", "gap_ms", "tails")
+_ACCESS = ("denied", "unauthenticated", "quota_exceeded", "audit_lines_lost")
 _WATCHES = ("watches", "streams", "buffered_bytes", "commits_told", "catching_up", "cut")
 _REQUESTS = ("requests", "failures", "objects", "bytes")
 
@@ -43,6 +44,8 @@ def add_status(whole: admin_pb2.StatusReply, other: admin_pb2.StatusReply) -> No
     _add(whole.watches, other.watches, _WATCHES)
     _add_requests(whole, other.store_requests)
     add_calls(whole, other.calls)
+    if other.HasField("access"):
+        _add(whole.access, other.access, _ACCESS)
 
 
 def add_calls(whole: admin_pb2.StatusReply, calls: Iterable[admin_pb2.CallStatus]) -> None:

@@ -112,6 +112,7 @@ class StatusReply(_message.Message):
     READ_READINESS_FIELD_NUMBER: _builtins.int
     WRITE_READINESS_FIELD_NUMBER: _builtins.int
     PROCESSES_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server, such as "0.1.0"."""
     url: _builtins.str
@@ -195,6 +196,10 @@ class StatusReply(_message.Message):
         one that is least up to date, and the times count since the port was opened.
         """
 
+    @_builtins.property
+    def access(self) -> Global___AccessStatus:
+        """Calls that were refused. Not set: an older server, or one without access control."""
+
     def __init__(
         self,
         *,
@@ -218,14 +223,49 @@ class StatusReply(_message.Message):
         read_readiness: Global___Readiness | None = ...,
         write_readiness: Global___Readiness | None = ...,
         processes: _abc.Iterable[Global___ProcessStatus] | None = ...,
+        access: Global___AccessStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "processes", b"processes", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "calls", b"calls", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "processes", b"processes", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class AccessStatus(_message.Message):
+    """Counts of access control, since the process began to serve."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DENIED_FIELD_NUMBER: _builtins.int
+    UNAUTHENTICATED_FIELD_NUMBER: _builtins.int
+    QUOTA_EXCEEDED_FIELD_NUMBER: _builtins.int
+    AUDIT_LINES_LOST_FIELD_NUMBER: _builtins.int
+    denied: _builtins.int
+    """Operations that the roles of the caller did not allow."""
+    unauthenticated: _builtins.int
+    """Calls without credentials that are valid, where they are needed."""
+    quota_exceeded: _builtins.int
+    """Operations for which a quota did not leave enough."""
+    audit_lines_lost: _builtins.int
+    """Lines of the audit log that could not be written."""
+    def __init__(
+        self,
+        *,
+        denied: _builtins.int = ...,
+        unauthenticated: _builtins.int = ...,
+        quota_exceeded: _builtins.int = ...,
+        audit_lines_lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_lines_lost", b"audit_lines_lost", "denied", b"denied", "quota_exceeded", b"quota_exceeded", "unauthenticated", b"unauthenticated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessStatus: _TypeAlias = AccessStatus  # noqa: Y015
 
 @_typing.final
 class ProcessStatus(_message.Message):

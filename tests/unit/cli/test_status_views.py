@@ -281,11 +281,14 @@ def test_a_reader_has_sections_for_following_watches_and_calls(
     reported.reader.CopyFrom(admin_pb2.ReaderStatus(next_wal_id=12, writer_address="10.0.0.5:7654"))
     reported.watches.CopyFrom(admin_pb2.WatchStatus(watches=1_234))
     reported.reads.disk.CopyFrom(admin_pb2.CacheStatus(hits=17))
+    reported.access.CopyFrom(admin_pb2.AccessStatus(denied=2_345, audit_lines_lost=3_456))
     del reported.calls[:]
     reported.calls.add(method="KV.Get", calls=10, total_us=20_000, histogram_us=[0] * 10 + [10])
     print_sections(status_of(reported))
     text = capsys.readouterr().out
     for expected in ("10.0.0.5:7654", "1,234", "Calls since the start", "KV.Get", "disk"):
+        assert expected in text
+    for expected in ("Refused since the start", "2,345", "3,456"):
         assert expected in text
     row = next(line for line in text.splitlines() if line.startswith("KV.Get")).split()
     assert row[:4] == ["KV.Get", "10", "0", "2.00"]

@@ -24,6 +24,9 @@ def status(
         ),
         reader=admin_pb2.ReaderStatus(state=state, next_wal_id=seq + 1, gaps=2),
         watches=admin_pb2.WatchStatus(watches=3, buffered_bytes_max=64),
+        access=admin_pb2.AccessStatus(
+            denied=1, unauthenticated=2, quota_exceeded=3, audit_lines_lost=4
+        ),
         store_requests=[
             admin_pb2.StoreRequestStatus(operation="get", folder="wal", requests=seq),
             admin_pb2.StoreRequestStatus(operation="list", folder=f"{seq}", requests=1),
@@ -52,6 +55,10 @@ def test_a_whole_is_the_sum_and_as_old_as_its_oldest_part() -> None:
     disk = whole.reads.disk
     assert (disk.hits, disk.bytes, disk.bytes_max) == (3, 77, 99)  # one folder for all
     assert (whole.watches.watches, whole.watches.buffered_bytes_max) == (9, 64)
+    refused = admin_pb2.AccessStatus(
+        denied=3, unauthenticated=6, quota_exceeded=9, audit_lines_lost=12
+    )
+    assert whole.access == refused
     sent = {(each.operation, each.folder): each.requests for each in whole.store_requests}
     assert sent == {("get", "wal"): 195, ("list", "70"): 1, ("list", "60"): 1, ("list", "65"): 1}
     calls = {each.method: (each.calls, list(each.histogram_us)) for each in whole.calls}

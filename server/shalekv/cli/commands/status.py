@@ -85,6 +85,9 @@ def print_process(status: Status) -> None:
     if status.watches is not None and (status.watches.watches or status.watches.cut):
         print_heading("Watches")
         print_record(Format.TABLE, record_of(status.watches))
+    if status.access is not None and any(record_of(status.access).values()):
+        print_heading("Refused since the start")
+        print_record(Format.TABLE, record_of(status.access))
     if status.calls:
         print_heading("Calls since the start")
         columns = ("method", "calls", "failures", "mean_ms", "p50_ms", "p99_ms")
