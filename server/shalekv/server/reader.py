@@ -107,6 +107,11 @@ class Reader:
         admin = ReaderAdmin(engine, settings.reader, report, use)
         return cls(engine, kv, admin, watches, runtime.clock)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the writer whose commits were applied last."""
+        return self.engine.epoch
+
     def readiness(self) -> Readiness:
         """Return the readiness for reads, judged by the requests of this process to the store."""
         return self.admin.report.readiness()

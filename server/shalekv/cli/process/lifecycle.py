@@ -20,8 +20,8 @@ import errno
 import ipaddress
 import resource
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, Protocol, TypeVar
@@ -34,18 +34,20 @@ from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.process.gc_tuning import collect_when_grown, tune_garbage_collector
 from shalekv.cli.process.logs import configure_logs
-from shalekv.cli.process.shutdown import Shutdown, StopRequest
+from shalekv.cli.process.shutdown import Shutdown, StopRequest, on_hangup
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
 from shalekv.rpc.native_server import Door
 from shalekv.rpc.safekeeper_links import GRPCIO_OPTIONS, GrpcLinks
 from shalekv.rpc.server import READY, Server
 from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.server.access.audit import AuditFile, AuditLog
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
 from shalekv.server.status import ProcessReport
 from shalekv.settings import (
     UNIX,
+    AccessSettings,
     EndpointSettings,
     LogFormat,
     ReaderConfig,
@@ -130,6 +132,11 @@ class DatabaseRole(ServerRole, Protocol):
         """The watch API."""
         ...
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the writer, or that of the last writer that a reader knows."""
+        ...
+
 
 @asynccontextmanager
 async def open_runtime(
@@ -146,6 +153,21 @@ async def open_runtime(
         # In a thread: a worker that hangs in a system call must not block the loop, which has to
         # handle a second signal.
         await asyncio.to_thread(workers.close)
+
+
+@contextmanager
+def open_audit_log(settings: AccessSettings, role: str) -> Iterator[AuditLog | None]:
+    """Open the audit log of a process, if it has one; SIGHUP opens it again. Closed at the end.
+
+    Raises `InvalidSetting` if it cannot be opened.
+    """
+    if not settings.audit_log:
+        yield None
+        return
+    clock = MachineClock()
+    file = AuditFile(settings.audit_log, clock)
+    with closing(file), on_hangup(file.reopen):
+        yield AuditLog(settings, file, clock, role)
 
 
 @asynccontextmanager
@@ -220,9 +242,14 @@ async def open_behind(
 
 
 async def start_serving(
-    role: DatabaseRole, server: Server, announce: Callable[[str], None]
+    role: DatabaseRole,
+    server: Server,
+    announce: Callable[[str], None],
+    audit: AuditLog | None = None,
 ) -> None:
     """Serve calls from now on; `announce` is called with HOST:PORT."""
+    if audit is not None:
+        audit.enter_term(lambda: role.epoch)
     memory = role.admin.report.memory
     memory.measure("sessions_bytes_max", lambda: server.session_budget.used_bytes)
     _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)

@@ -14,6 +14,7 @@ connections. Standard input is a socket, too; messages are lines of JSON, `ToChi
       whole: all processes, statuses of the others -->
       ask ------------------------------------------->  somebody asks another process
       <---------------------------------------- status
+      reopen ---------------------------------------->  opens the audit log again
       stop ------------------------------------------>  drains, and ends
       the end of the socket ------------------------->  the parent has ended: the same;
                                                         after `stop`: ends at once
@@ -34,6 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shalekv.cli.process.lifecycle import (
     bind,
+    open_audit_log,
     open_behind,
     open_database,
     open_links,
@@ -121,6 +123,7 @@ class ToChild(_Message):
     is_ping: bool = False
     trouble: ChildTrouble | None = None  # with a ping: of another process
     is_ask: bool = False
+    is_reopen: bool = False
     whole: Whole | None = None
     is_stop: bool = False
 
@@ -162,8 +165,11 @@ async def _running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None
 class ParentLink:
     """The socket to the parent."""
 
-    def __init__(self, sock: socket.socket, door: Door, shutdown: Shutdown) -> None:
-        """`shutdown` is requested by the parent, and by its end."""
+    def __init__(
+        self, sock: socket.socket, door: Door, shutdown: Shutdown, reopen: Callable[[], None]
+    ) -> None:
+        """`shutdown` is requested by the parent, and by its end; `reopen` by the parent."""
+        self._reopen = reopen
         self.door = door  # through which the connections come
         self.changed = asyncio.Event()  # set at each message; the consumer clears it
         self.is_pinged = self.is_asked = False  # until the consumer clears them
@@ -215,6 +221,8 @@ class ParentLink:
         self._shutdown.request()
 
     def _receive(self, message: ToChild) -> None:
+        if message.is_reopen:
+            self._reopen()
         if message.is_stop:
             self._is_stopping = True
             self._shutdown.request()
@@ -255,6 +263,11 @@ class SharedReader:
     def watches(self) -> Watches:
         """The watch API, of this process alone."""
         return self._reader.watches
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the reader."""
+        return self._reader.epoch
 
     def readiness(self) -> Readiness:
         """The readiness of all processes: a connection may be given to any of them."""
@@ -409,8 +422,10 @@ async def read_database(
         OSError: EADDRINUSE, when another process listens on the address.
         ShaleError: the database cannot be read, or the reader has failed.
     """
-    with StopRequest() as stop:
-        link = ParentLink(*parent, stop) if parent is not None else None
+    with StopRequest() as stop, open_audit_log(settings.access, "reader") as audit:
+        link = None
+        if parent is not None:
+            link = ParentLink(*parent, stop, _nothing if audit is None else audit.file.reopen)
         async with (
             nullcontext() if link is None else link.listening(),
             open_runtime(settings) as runtime,
@@ -426,7 +441,7 @@ async def read_database(
             role: Reader | SharedReader = reader
             if link is not None:
                 role = SharedReader(reader, server, link, store.sent.by_kind)
-            await start_serving(role, server, announce)
+            await start_serving(role, server, announce, audit)
             if link is not None:
                 link.send(ToParent(is_serving=True))
             await run_role(role, server, stop, settings.server.shutdown_grace_ms)
@@ -448,6 +463,10 @@ def main() -> None:
         await read_database(settings, _ignore, (parent, door))
 
     sys.exit(run_server(begin.settings, serve, _ignore, process=begin.number))
+
+
+def _nothing() -> None:
+    """Open no audit log again: there is none."""
 
 
 def _ignore(_listen: str) -> None:

@@ -22,7 +22,7 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from random import SystemRandom
 
 import structlog
@@ -38,7 +38,7 @@ from shalekv.cli.process.reader import (
     ToParent,
     Whole,
 )
-from shalekv.cli.process.shutdown import StopRequest
+from shalekv.cli.process.shutdown import StopRequest, on_hangup
 from shalekv.cli.process.supervisor import RestartDelay
 from shalekv.clock import MachineClock
 from shalekv.rpc.native_server import CONNECTION, DOOR, address_of, bind, release
@@ -218,7 +218,8 @@ class ReaderParent:
         sockets = bind_port(lambda: bind(settings.server.listen))
         listen = address_of(settings.server.listen, sockets)
         self._log_memory(settings)
-        with self._stop:
+        has_audit_log = bool(settings.access.audit_log)
+        with self._stop, on_hangup(self._reopen) if has_audit_log else nullcontext():
             async with asyncio.TaskGroup() as tasks:
                 for place in self._places:
                     tasks.create_task(self._supervise(place))
@@ -233,6 +234,12 @@ class ReaderParent:
         release(listen)
         if not self.code:
             _log.info("stopped")
+
+    def _reopen(self) -> None:
+        """Let all processes open their audit log again, also one that has just been started."""
+        for place in self._places:
+            if place.child is not None:
+                place.child.send(ToChild(is_reopen=True))
 
     def _log_memory(self, settings: ReaderConfig) -> None:
         budget, count = memory_budget(settings), len(self._places)

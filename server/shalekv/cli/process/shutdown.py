@@ -1,6 +1,7 @@
 r"""Requests to stop a process: by a signal, or by the end of the pipe from its parent.
 
 The first SIGINT or SIGTERM requests an orderly shutdown, the second one ends the process at once.
+SIGHUP ends a process as well, unless it writes an audit log, which it then opens again.
 
 With `parent_pipe`, standard input is a pipe from the process that started this one. The kernel
 closes the other end however the parent ends, kill -9 included: no process id is needed, and no
@@ -17,7 +18,7 @@ import asyncio
 import os
 import signal
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Self
@@ -102,6 +103,17 @@ class StopRequest(Shutdown):
             os._exit(SIGNALLED + number)
         _log.info("asked to stop", signal=number.name)
         self.request()
+
+
+@contextmanager
+def on_hangup(reopen: Callable[[], None]) -> Iterator[None]:
+    """Call `reopen` at each SIGHUP while entered, instead of being ended by it."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reopen)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 @asynccontextmanager

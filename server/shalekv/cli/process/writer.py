@@ -31,6 +31,7 @@ import structlog
 
 from shalekv.cli.process.lifecycle import (
     bind,
+    open_audit_log,
     open_behind,
     open_database,
     open_links,
@@ -52,6 +53,7 @@ from shalekv.errors import (
 )
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime
+from shalekv.server.access.audit import AuditLog
 from shalekv.server.database import (
     Quorum,
     check_wal_mode,
@@ -89,6 +91,7 @@ class WriterContext:
     links: Links  # to the safekeepers, if the database has any
     server: Server
     announce: Callable[[str], None]  # called with HOST:PORT when it serves
+    audit: AuditLog | None
 
     @property
     def address(self) -> str:
@@ -164,14 +167,14 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
         OSError: EADDRINUSE, when another process listens on the address.
         ShaleError: the database cannot be opened, or the writer has failed.
     """
-    with StopRequest() as stop:
+    with StopRequest() as stop, open_audit_log(settings.access, "writer") as audit:
         async with (
             open_runtime(settings) as runtime,
             open_database(settings, runtime) as store,
             open_links(settings.server.wire) as links,
         ):
             server = bind(settings, runtime)
-            context = WriterContext(settings, runtime, store, links, server, announce)
+            context = WriterContext(settings, runtime, store, links, server, announce, audit)
             if settings.election.elect:
                 await serve_when_elected(context, stop)
             else:
@@ -184,7 +187,7 @@ async def _serve_at_once(context: WriterContext, stop: StopRequest) -> None:
     if writer is None:
         return
     grace_ms = context.settings.server.shutdown_grace_ms
-    await start_serving(writer, context.server, context.announce)
+    await start_serving(writer, context.server, context.announce, context.audit)
     children = child_supervisor(context, writer)
     await children.run_beside(run_role(writer, context.server, stop, grace_ms))
 
@@ -316,8 +319,9 @@ class _Term:
         if writer is None:
             return
         self._standby.end()
-        await start_serving(writer, self._context.server, self._context.announce)
-        children = child_supervisor(self._context, writer)
+        context = self._context
+        await start_serving(writer, context.server, context.announce, context.audit)
+        children = child_supervisor(context, writer)
         await children.run_beside(self._serve(writer))
 
     async def _serve(self, writer: Writer) -> None:

@@ -220,7 +220,8 @@ class AuditLog:
             kind for kind, (_, _, first) in _METHODS.items() if level >= _LEVELS.index(first)
         )
         self._clock = clock
-        self._place = f',"role":"{role}"'
+        self._role = role
+        self._epoch: Callable[[], int] = int
         self._shown: Callable[[bytes], str] = _SHOWN.get(settings.audit_keys, _plain)
         self._hashes_keys = settings.audit_keys is AuditKeys.HASHED
         self._second, self._second_text = 0, ""
@@ -231,9 +232,9 @@ class AuditLog:
         if self._hashes_keys:
             self._shown = partial(_hashed, blake2b(key=secret, person=b"shalekv audit").digest())
 
-    def enter_term(self, role: str, epoch: int) -> None:
-        """Note this role and epoch from now on."""
-        self._place = f',"role":"{role}","epoch":{epoch}'
+    def enter_term(self, epoch: Callable[[], int]) -> None:
+        """Note the epoch that `epoch` returns from now on."""
+        self._epoch = epoch
 
     def notes(self, request_type: type[Message]) -> bool:
         """Return whether operations with such requests have lines, refused or not."""
@@ -265,7 +266,8 @@ class AuditLog:
         known = f',"seq":{seq}' if seq else ""
         duration_ms = max(self._clock.monotonic_ms() - began_ms, 0.0)
         line = (
-            f'{{"time":"{self._time()}"{self._place}{head}{outcome}{known}'
+            f'{{"time":"{self._time()}","role":"{self._role}","epoch":{self._epoch()}'
+            f"{head}{outcome}{known}"
             f',"duration_ms":{duration_ms:.3f}{tail}'
         )
         is_urgent = isinstance(result, Unauthenticated | PermissionDenied)

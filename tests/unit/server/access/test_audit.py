@@ -117,7 +117,7 @@ def denied() -> PermissionDenied:
 async def test_a_line_says_who_did_what_and_how_it_ended(audit: Audit) -> None:
     """A line has all that the documentation names."""
     log = audit.log()
-    log.enter_term("writer", 3)
+    log.enter_term(lambda: 3)
     reply = kv.PutReply(header=kv.ReplyHeader(seq=17, epoch=3)).SerializeToString()
     line = audit.line_of(log, kv.PutRequest(key=b"user/1", value=b"secret"), reply)
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
