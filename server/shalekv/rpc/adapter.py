@@ -35,10 +35,12 @@ from shalekv.rpc.guarding import Guarding
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
 from shalekv.runtime import Runtime
-from shalekv.server.access.guard import Guard
+from shalekv.server.access.guard import Guard, Permit
 from shalekv.server.service import Answer, Call, DuplexStream, KvService, WatchService
+from shalekv.server.whole_status import add_calls, add_refusals
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
+from shalekv.v1.admin_pb2 import StatusReply
 from shalekv.write.pending_replies import PendingReply
 from shalekv_wire.status import CallFailed, StatusCode
 
@@ -109,6 +111,12 @@ class Adapter:
         self._idle = asyncio.Event()
         self._idle.set()
         self._guarding = Guarding(guard, runtime.clock, checked_as)
+
+    def fill(self, status: StatusReply) -> None:
+        """Add the counts of calls, and of those that the guard has refused, to a status."""
+        add_calls(status, self.counts.statuses())
+        if self._guarding.guard is not None:
+            add_refusals(status, self._guarding.guard.status())
 
     def refuse(self, error: ShaleError) -> None:
         """Refuse every call, and every operation of a session, that begins from now on.
@@ -204,10 +212,7 @@ class Adapter:
                 replies = answer(request, context)
                 try:
                     async for reply in replies:
-                        message = _serialized(reply)
-                        if permit is not None:
-                            permit.reply(len(message))
-                        await call.write(message)
+                        await self._write(call, _serialized(reply), permit)
                 finally:
                     await _close(replies)
 
@@ -296,16 +301,28 @@ class Adapter:
         """Run a stream whose requests the guard is asked about one by one, if it may be opened."""
         requests = _requests(request_type, call)
         with ExitStack() as stack:
+            permitted = self._guarding.permitted(context, request_type(), 0, stream.refuse)
             try:
-                end = stream.refuse
-                stack.enter_context(self._guarding.permitted(context, request_type(), 0, end))
+                permit = stack.enter_context(permitted)
             except ShaleError:
                 await _take_first(call)
                 raise
-            await self._run_duplex(stream, requests, call)
+            if request_type is SessionRequest:
+                permit = None  # each operation counts its own reply
+            await self._run_duplex(stream, requests, call, permit)
+
+    async def _write(self, call: StreamCall, message: bytes, permit: Permit | None) -> None:
+        """Write a message of a stream, and make the pause that the quota of its client demands."""
+        await call.write(message)
+        if permit is not None and (pause_ms := permit.reply(len(message))):
+            await self._runtime.clock.sleep_ms(pause_ms)
 
     async def _run_duplex(
-        self, stream: DuplexStream, requests: AsyncIterator[Message], call: StreamCall
+        self,
+        stream: DuplexStream,
+        requests: AsyncIterator[Message],
+        call: StreamCall,
+        permit: Permit | None = None,
     ) -> None:
         ended_by: ShaleError | CallFailed | None = None
         self._streams.add(stream)
@@ -314,7 +331,7 @@ class Adapter:
                 reader = tasks.create_task(_read(stream, requests, tasks))
                 try:
                     async for reply in stream.replies():
-                        await call.write(_serialized(reply))
+                        await self._write(call, _serialized(reply), permit)
                 except (ShaleError, CallFailed) as error:  # the group would wrap it
                     ended_by = error
                 finally:

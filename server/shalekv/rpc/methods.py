@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.calls import Method
 from shalekv.server.service import AdminService, Call, KvService, WatchService
-from shalekv.server.whole_status import add_calls
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2 as admin
 from shalekv.v1 import kv_pb2 as kv
@@ -49,10 +48,10 @@ def admin_methods(service: AdminService, adapter: Adapter) -> Mapping[str, Metho
     """Return the methods of `shalekv.v1.Admin`, the operator's API, by path."""
 
     async def status(request: admin.StatusRequest, call: Call) -> admin.StatusReply:
-        """Add the counts of calls, which the role does not have, to its status."""
+        """Add the counts that the role does not have to its status."""
         answer = service.status(request, call)
         reply = answer if isinstance(answer, Message) else await answer
-        add_calls(reply, adapter.counts.statuses())
+        adapter.fill(reply)
         return reply
 
     snapshots = service.snapshots

@@ -48,7 +48,7 @@ from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
 from shalekv.settings import EndpointSettings, LimitSettings, LogLevel, Wire
 from shalekv.settings.security import TlsSettings
-from shalekv.v1.admin_pb2 import CallStatus, StatusRequest
+from shalekv.v1.admin_pb2 import CallStatus, StatusReply, StatusRequest
 from shalekv.wording import READ, WRITE
 from shalekv_wire.tls import TlsContexts
 
@@ -195,6 +195,10 @@ class Server:
         before.refuse(error)
         before.cut_off()
         await before.wait_for_cleanups(LAST_EDITS_S)
+
+    def fill(self, status: StatusReply) -> None:
+        """Add the counts of calls, and of those that were refused, to a status."""
+        self._adapter.fill(status)
 
     def calls(self) -> Iterator[CallStatus]:
         """Return the counts of the calls that were answered, by method."""

@@ -45,7 +45,7 @@ def add_status(whole: admin_pb2.StatusReply, other: admin_pb2.StatusReply) -> No
     _add_requests(whole, other.store_requests)
     add_calls(whole, other.calls)
     if other.HasField("access"):
-        _add(whole.access, other.access, _ACCESS)
+        add_refusals(whole, other.access)
 
 
 def add_calls(whole: admin_pb2.StatusReply, calls: Iterable[admin_pb2.CallStatus]) -> None:
@@ -62,6 +62,12 @@ def add_calls(whole: admin_pb2.StatusReply, calls: Iterable[admin_pb2.CallStatus
         for number, count in enumerate(counts):
             total.histogram_us[number] += count
     whole.calls.sort(key=lambda each: each.method)
+
+
+def add_refusals(whole: admin_pb2.StatusReply, refused: admin_pb2.AccessStatus) -> None:
+    """Add counts of access control."""
+    whole.access.SetInParent()
+    _add(whole.access, refused, _ACCESS)
 
 
 def _add(total: Message, other: Message, names: Sequence[str]) -> None:

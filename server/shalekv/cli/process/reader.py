@@ -55,7 +55,7 @@ from shalekv.server.readiness import Readiness
 from shalekv.server.service import Answer, Call
 from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.server.status import ProcessReport, ProcessUse, process_requests
-from shalekv.server.whole_status import add_calls, add_status
+from shalekv.server.whole_status import add_status
 from shalekv.settings import ReaderConfig
 from shalekv.store.api import RequestKind
 from shalekv.v1 import admin_pb2
@@ -355,7 +355,7 @@ class WholeAdmin:
     async def own_status(self) -> admin_pb2.StatusReply:
         """Describe this process, its calls included."""
         reply = await _answered(self._own.status(admin_pb2.StatusRequest(), Call()))
-        add_calls(reply, self._server.calls())
+        self._server.fill(reply)
         return reply
 
     async def status(self, request: admin_pb2.StatusRequest, call: Call) -> admin_pb2.StatusReply:

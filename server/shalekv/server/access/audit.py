@@ -104,7 +104,9 @@ _METHODS: Mapping[type[Message], tuple[str, Verb, AuditLevel]] = {
     admin.GetAccessPolicyRequest: ("Admin.GetAccessPolicy", Verb.ADMIN, AuditLevel.ADMIN),
     admin.SetAccessPolicyRequest: ("Admin.SetAccessPolicy", Verb.ADMIN, AuditLevel.ADMIN),
 }
+_CHANGES = frozenset(kind for kind, row in _METHODS.items() if row[2] is not AuditLevel.ALL)
 _LEVELS = list(AuditLevel)
+_OPENINGS = (kv.SessionRequest, kv.WatchRequest)  # of streams, whose operations have lines
 
 
 class AuditFile:
@@ -187,11 +189,14 @@ class AuditFile:
 class AuditEntry:
     """An operation that gets a line at its end."""
 
-    __slots__ = ("_began_ms", "_head", "_log", "_request_bytes", "sent_bytes")
+    __slots__ = ("_began_ms", "_changes", "_head", "_log", "_request_bytes", "sent_bytes")
 
-    def __init__(self, log: AuditLog, head: str, request_bytes: int, began_ms: float) -> None:
-        """`head` is what is known of the operation when it begins."""
+    def __init__(
+        self, log: AuditLog, head: str, request_bytes: int, began_ms: float, *, changes: bool
+    ) -> None:
+        """`head` is what is known of the operation when it begins; `changes` if it is no read."""
         self._log = log
+        self._changes = changes
         self._head = head
         self._request_bytes = request_bytes
         self._began_ms = began_ms
@@ -205,7 +210,8 @@ class AuditEntry:
         elif isinstance(outcome, Message):
             sent_bytes = outcome.ByteSize()
         tail = f',"request_bytes":{self._request_bytes},"reply_bytes":{sent_bytes}}}\n'
-        self._log.write(self._head, _described(outcome), tail, self._began_ms, outcome)
+        text = _described(outcome, changes=self._changes)
+        self._log.write(self._head, text, tail, self._began_ms, outcome)
 
 
 class AuditLog:
@@ -224,41 +230,53 @@ class AuditLog:
         self._epoch: Callable[[], int] = int
         self._shown: Callable[[bytes], str] = _SHOWN.get(settings.audit_keys, _plain)
         self._hashes_keys = settings.audit_keys is AuditKeys.HASHED
+        self._secret = b""
         self._second, self._second_text = 0, ""
         self.use_secret(os.urandom(HASH_BYTES))
 
     def use_secret(self, secret: bytes) -> None:
-        """Hash keys with what follows from this secret: it is the same in all processes."""
-        if self._hashes_keys:
-            self._shown = partial(_hashed, blake2b(key=secret, person=b"shalekv audit").digest())
+        """Hash keys with what follows from this secret; empty: go on as before.
+
+        It is that of the policy, and so the same in all processes; before there is one, each has
+        its own.
+        """
+        if self._hashes_keys and secret and secret != self._secret:
+            self._secret = secret
+            hash_key = blake2b(secret, person=b"shalekv audit").digest()
+            self._shown = partial(_hashed, hash_key)
 
     def enter_term(self, epoch: Callable[[], int]) -> None:
         """Note the epoch that `epoch` returns from now on."""
         self._epoch = epoch
 
     def notes(self, request_type: type[Message]) -> bool:
-        """Return whether operations with such requests have lines, refused or not."""
-        return self._notes_all or request_type in self._noted
+        """Return whether operations with such requests have lines, even if they are allowed."""
+        return request_type in self._noted or (self._notes_all and request_type not in _OPENINGS)
 
     def begin(self, call: AuditedCall, request: Message, request_bytes: int) -> AuditEntry:
         """Note that an operation begins; a watch, which may never end, has a line for that."""
         began_ms = self._clock.monotonic_ms()
-        entry = AuditEntry(self, self._head(call, request), request_bytes, began_ms)
+        head, changes = self._head(call, request), type(request) in _CHANGES
         if isinstance(request, kv.WatchCreate):
             tail = f',"request_bytes":{request_bytes}}}\n'
-            self.write(self._head(call, request), ',"outcome":"begun"', tail, began_ms, None)
-        return entry
+            self.write(head, ',"outcome":"begun"', tail, began_ms, None)
+        return AuditEntry(self, head, request_bytes, began_ms, changes=changes)
 
     def refuse(
         self, call: AuditedCall, request: Message | None, size_bytes: int, error: BaseException
     ) -> None:
-        """Write the line of an operation that did not begin, at once.
+        """Write the line of an operation that did not begin.
 
-        Without a request it is a call whose credentials were refused.
+        One that was refused for who calls has a line at each level, and at once. Without a request
+        it is a call whose credentials were refused.
         """
+        is_denied = isinstance(error, Unauthenticated | PermissionDenied)
+        if not is_denied and (request is None or not self.notes(type(request))):
+            return
         tail = f',"request_bytes":{size_bytes}}}\n'
         head = self._head(call, request)
-        self.write(head, _described(error), tail, self._clock.monotonic_ms(), error)
+        text = _described(error, changes=False)
+        self.write(head, text, tail, self._clock.monotonic_ms(), error)
 
     def write(self, head: str, outcome: str, tail: str, began_ms: float, result: Outcome) -> None:
         """Write a line from its parts."""
@@ -341,11 +359,15 @@ def _method_of(request_type: type[Message]) -> tuple[str, str]:
     if found is not None:
         return found[0], found[1].value
     name = request_type.DESCRIPTOR.name.removesuffix("Request")
-    return f"Admin.{name}", ""
+    return f"{'KV' if request_type in _OPENINGS else 'Admin'}.{name}", ""
 
 
-def _described(outcome: Outcome) -> str:
-    """Return the outcome, and the reason if it is an error."""
+def _described(outcome: Outcome, *, changes: bool) -> str:
+    """Return the outcome, and the reason if it is an error.
+
+    Of what `changes` something, a cancelled call or a bug leaves unknown whether it did.
+    """
+    failed = "unknown" if changes else "error"
     match outcome:
         case Unauthenticated():
             return ',"outcome":"unauthenticated"'
@@ -356,9 +378,9 @@ def _described(outcome: Outcome) -> str:
         case ShaleError():
             return f',"outcome":"error","reason":"{outcome.reason}"'
         case asyncio.CancelledError():
-            return ',"outcome":"unknown","reason":"CANCELLED"'
+            return f',"outcome":"{failed}","reason":"CANCELLED"'
         case BaseException():
-            return f',"outcome":"unknown","reason":"{ShaleError.reason}"'
+            return f',"outcome":"{failed}","reason":"{ShaleError.reason}"'
     return ',"outcome":"ok"'
 
 

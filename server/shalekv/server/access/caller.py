@@ -15,6 +15,7 @@ from shalekv.protocol.access import (
     quota_of,
 )
 from shalekv.server.access.identity import Identity
+from shalekv.server.access.quotas import PrincipalUse, Quotas
 
 
 class Policies(Protocol):
@@ -37,7 +38,7 @@ class Policies(Protocol):
 class Caller:
     """Who calls: an identity, with its permissions by the present policy."""
 
-    __slots__ = ("_permissions", "_policies", "_policy", "_quota", "identity", "problem")
+    __slots__ = ("_permissions", "_policies", "_policy", "_quota", "_use", "identity", "problem")
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Caller:
         self._policy: Policy | None = None  # of which the next two are
         self._permissions = EVERYTHING
         self._quota = Quota()
+        self._use: PrincipalUse | None = None
 
     @property
     def permissions(self) -> Permissions:
@@ -60,12 +62,14 @@ class Caller:
             self._judge()
         return self._permissions
 
-    @property
-    def quota(self) -> Quota:
-        """What the caller may use."""
+    def use_in(self, quotas: Quotas) -> PrincipalUse:
+        """Return what the principal uses, limited by the present policy."""
         if self._policy is not self._policies.policy:
             self._judge()
-        return self._quota
+        use = self._use
+        if use is None or use.quota is not self._quota:
+            use = self._use = quotas.use_of(self.identity.principal.name, self._quota)
+        return use
 
     @property
     def secret(self) -> bytes:

@@ -14,22 +14,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from google.protobuf.message import Message
 
-from shalekv.errors import PermissionDenied, ShaleError, Unauthenticated
+from shalekv.errors import PermissionDenied, QuotaExceeded, ShaleError, Unauthenticated
 from shalekv.protocol.access import ANONYMOUS, Verb
+from shalekv.server.access.audit import AuditEntry, AuditLog, Outcome
 from shalekv.server.access.caller import Caller, Policies
 from shalekv.server.access.identity import Credentials, Identity
 from shalekv.server.access.needs import ANYTHING, Needs, needs_of
+from shalekv.server.access.quotas import Charge, Quotas
+from shalekv.server.access.quotas import charge as charge_of
 from shalekv.server.service import Call
+from shalekv.v1 import admin_pb2
 
 CALLERS_MAX = 10_000  # whose credentials are remembered; each takes about 2 KB
 SWEEP_S = 1.0  # between two looks at credentials that may have expired
 STREAMS_A_TURN = 200  # checked between two chances for other tasks
-
-Outcome: TypeAlias = Message | bytes | BaseException | None
 
 
 class Identifies(Protocol):
@@ -44,59 +46,28 @@ class Identifies(Protocol):
         ...
 
 
-class Charge(Protocol):
-    """Part of a quota that an operation holds."""
-
-    def reply(self, size_bytes: int) -> None:
-        """Count a message of a stream of replies."""
-        ...
-
-    def end(self, outcome: Outcome) -> None:
-        """Give it back; count the bytes of the reply."""
-        ...
-
-
-class Quotas(Protocol):
-    """What the principals use of this process."""
-
-    def charge(self, caller: Caller, request: Message, size_bytes: int) -> Charge | None:
-        """Count an operation; None: it holds nothing. Raises `QuotaExceeded`."""
-        ...
-
-
-class Audit(Protocol):
-    """The audit log."""
-
-    def note(self, call: Call, request: Message, outcome: Outcome) -> None:
-        """Write the line of an operation that has ended, if its level is logged."""
-        ...
-
-
 class Permit:
     """An operation that was allowed, until it ends."""
 
-    __slots__ = ("_audit", "_call", "_charge", "_request")
+    __slots__ = ("_charge", "_entry")
 
-    def __init__(
-        self, call: Call, request: Message, charge: Charge | None, audit: Audit | None
-    ) -> None:
-        """Hold `charge`, if any."""
-        self._call = call
-        self._request = request
+    def __init__(self, charge: Charge | None, entry: AuditEntry | None) -> None:
+        """Hold `charge`, and write the line of `entry`, if any."""
         self._charge = charge
-        self._audit = audit
+        self._entry = entry
 
-    def reply(self, size_bytes: int) -> None:
-        """Count a message of a stream of replies."""
-        if self._charge is not None:
-            self._charge.reply(size_bytes)
+    def reply(self, size_bytes: int) -> float:
+        """Count a message of a stream of replies; returns the pause that must follow, in ms."""
+        if self._entry is not None:
+            self._entry.sent_bytes += size_bytes
+        return self._charge.reply(size_bytes) if self._charge is not None else 0.0
 
     def end(self, outcome: Outcome) -> None:
         """Note the end: gives back what it held of a quota, and writes its audit line."""
         if self._charge is not None:
             self._charge.end(outcome)
-        if self._audit is not None:
-            self._audit.note(self._call, self._request, outcome)
+        if self._entry is not None:
+            self._entry.end(outcome)
 
 
 class OpenStream:
@@ -120,7 +91,7 @@ class Guard:
         policies: Policies,
         *,
         quotas: Quotas | None = None,
-        audit: Audit | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """`run` has to run as long as calls are answered."""
         self.policies = policies
@@ -131,6 +102,7 @@ class Guard:
         self._callers: dict[tuple[str, bytes], Caller] = {}
         self._streams: dict[OpenStream, None] = {}
         self._changed = asyncio.Event()
+        self.refused = admin_pb2.AccessStatus()
         self.is_open = False  # everything is allowed to everybody, and nothing is noted
         self._judge()
         policies.listen(self._on_change)
@@ -150,7 +122,7 @@ class Guard:
         try:
             identity = self._authenticator.identify(credentials)
         except ShaleError as error:
-            return self._nobody(error)
+            return self._nobody(credentials, error)
         if isinstance(identity, Identity):
             return self._remember(credentials, identity)
         return self._identified(credentials, identity)
@@ -170,18 +142,22 @@ class Guard:
         """
         if self.is_open:
             return None
-        caller, charge = call.caller or self._anonymous, None
+        caller, charge, entry = call.caller or self._anonymous, None, None
         try:
+            if self._quotas is not None and self.policies.policy.is_enforced:
+                charge = charge_of(caller.use_in(self._quotas), request, size_bytes)
             self._check(caller, request)
-            if self._quotas is not None:
-                charge = self._quotas.charge(caller, request, size_bytes)
         except ShaleError as refusal:
-            if self._audit is not None:
-                self._audit.note(call, request, refusal)
+            if charge is not None:
+                charge.end(None)
+            self._note_refusal(call, request, size_bytes, refusal)
             raise
-        if charge is None and self._audit is None:
+        audit = self._audit
+        if audit is not None and audit.notes(type(request)):
+            entry = audit.begin(call, request, size_bytes)
+        elif charge is None:
             return None
-        return Permit(call, request, charge, self._audit)
+        return Permit(charge, entry)
 
     def keep(self, call: Call, request: Message, end: Callable[[ShaleError], None]) -> OpenStream:
         """Call `end` with an error when the caller may not go on with a stream, until `leave`."""
@@ -240,8 +216,19 @@ class Guard:
         message = f"{name} has no role with {what}: an administrator may grant one"
         return PermissionDenied(message, verb=verb.value if verb is not None else "")
 
-    def _nobody(self, problem: ShaleError) -> Caller:
+    def _note_refusal(
+        self, call: Call, request: Message | None, size_bytes: int, refusal: ShaleError
+    ) -> None:
+        counts = self.refused
+        counts.denied += isinstance(refusal, PermissionDenied)
+        counts.unauthenticated += isinstance(refusal, Unauthenticated)
+        counts.quota_exceeded += isinstance(refusal, QuotaExceeded)
+        if self._audit is not None:
+            self._audit.refuse(call, request, size_bytes, refusal)
+
+    def _nobody(self, credentials: Credentials, problem: ShaleError) -> Caller:
         if self.policies.policy.is_enforced:
+            self._note_refusal(Call(credentials.peer), None, 0, problem)
             raise problem
         return Caller(self._anonymous.identity, self.policies, problem)
 
@@ -249,7 +236,7 @@ class Guard:
         try:
             identity = await found
         except ShaleError as error:
-            return self._nobody(error)
+            return self._nobody(credentials, error)
         return self._remember(credentials, identity)
 
     def _remember(self, credentials: Credentials, identity: Identity) -> Caller:
@@ -261,7 +248,15 @@ class Guard:
         self._callers[credentials.authorization, credentials.certificate] = caller
         return caller
 
+    def status(self) -> admin_pb2.AccessStatus:
+        """Return the counts of what was refused."""
+        if self._audit is not None:
+            self.refused.audit_lines_lost = self._audit.file.lost_count
+        return self.refused
+
     def _judge(self) -> None:
+        if self._audit is not None:
+            self._audit.use_secret(self.policies.policy.secret)
         self.is_open = not self.policies.policy.is_enforced and self._audit is None
 
     def _on_change(self) -> None:
@@ -274,6 +269,8 @@ class Guard:
             if stream in self._streams and (error := self._why_not(stream)) is not None:
                 self._streams.pop(stream, None)
                 stream.end(error)
+            elif self._quotas is not None:
+                stream.caller.use_in(self._quotas)  # a new quota counts for what it sends
             if not count % STREAMS_A_TURN:
                 await asyncio.sleep(0)
         for count, (key, caller) in enumerate([*self._callers.items()], 1):

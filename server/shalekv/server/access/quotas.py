@@ -17,12 +17,15 @@ calls take nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import ceil
 from weakref import WeakValueDictionary
 
+from google.protobuf.message import Message
+
 from shalekv.errors import QuotaExceeded
 from shalekv.protocol.access import Quota
+from shalekv.v1 import kv_pb2 as kv
 
 # Advice if too much is in flight, or open: nobody knows when some of it ends.
 IN_FLIGHT_RETRY_MS = 100
@@ -33,6 +36,11 @@ SWEEP_COUNT_MIN = 1_000  # principals; below it none is forgotten
 _BURST_MS = 1_000.0  # the time in which an empty bucket fills
 _EXACT_MS = 0.001  # sums of times are that exact
 _NONE = Quota()
+_KINDS: Mapping[type[Message], str] = {
+    kv.WatchCreate: "watches",
+    kv.ScanRequest: "scans",
+    kv.SessionRequest: "sessions",  # its opening; that of a stream of watches holds nothing
+}
 
 
 class QuotaBucket:
@@ -115,6 +123,11 @@ class PrincipalUse:
         self._buckets: tuple[QuotaBucket | None, QuotaBucket | None] = (None, None)
 
     @property
+    def counts_bytes(self) -> bool:
+        """Return whether `send` has an effect."""
+        return self._buckets[1] is not None
+
+    @property
     def is_idle(self) -> bool:
         """Return whether it would be the same if it were made anew."""
         now_ms = self._now_ms()
@@ -123,6 +136,9 @@ class PrincipalUse:
 
     def limit(self, quota: Quota) -> None:
         """Set another quota; what is in flight, open or missing stays so."""
+        if quota == self.quota:
+            self.quota = quota  # another caller's
+            return
         self.quota = quota
         self.is_limited = quota != _NONE
         calls, sizes = self._buckets
@@ -167,13 +183,10 @@ class PrincipalUse:
                 calls.give_back(1)
             raise _exceeded("bytes_per_s", self.quota.bytes_per_s, ceil(wait_ms))
 
-    def end(self, size_bytes: int, reply_bytes: int = 0) -> None:
-        """Count the end of what `begin` has counted with this size, and its reply."""
+    def end(self, size_bytes: int) -> None:
+        """Count the end of what `begin` has counted with this size."""
         self._calls_in_flight -= 1
         self._bytes_in_flight -= size_bytes
-        sizes = self._buckets[1]
-        if sizes is not None:
-            sizes.take(reply_bytes, self._now_ms())
 
     def send(self, size_bytes: int) -> float:
         """Count bytes that are sent; returns the time to wait before more of a stream are."""
@@ -192,6 +205,57 @@ class PrincipalUse:
         self._open[kind] -= 1
 
 
+class Charge:
+    """What an operation holds of a quota, until it ends."""
+
+    __slots__ = ("_in_flight_bytes", "_kind", "_use")
+
+    def __init__(self, use: PrincipalUse, in_flight_bytes: int | None, kind: str = "") -> None:
+        """It has begun with a size, unless that is None; it is a stream, if it has a kind."""
+        self._use = use
+        self._in_flight_bytes = in_flight_bytes
+        self._kind = kind
+
+    def reply(self, size_bytes: int) -> float:
+        """Count a message of a stream; returns the time to wait before the next one, in ms."""
+        return self._use.send(size_bytes)
+
+    def end(self, outcome: object) -> None:
+        """Give it back; count the bytes of the reply, if the outcome is one."""
+        use = self._use
+        if self._in_flight_bytes is not None:
+            use.end(self._in_flight_bytes)
+        if self._kind:
+            use.close(self._kind)
+        if use.counts_bytes:
+            if isinstance(outcome, bytes):
+                use.send(len(outcome))
+            elif isinstance(outcome, Message):
+                use.send(outcome.ByteSize())
+
+
+def charge(use: PrincipalUse, request: Message, size_bytes: int) -> Charge | None:
+    """Count an operation of that size; None: it holds nothing. Raises `QuotaExceeded`."""
+    kind = _KINDS.get(type(request), "")
+    if not kind:
+        if isinstance(request, kv.WatchRequest):
+            return Charge(use, None)
+        if not use.is_limited:
+            return None
+        use.begin(size_bytes)
+        return Charge(use, size_bytes)
+    use.open(kind)
+    try:
+        if kind == "scans":
+            use.begin(size_bytes)
+            return Charge(use, size_bytes, kind)
+        use.admit(size_bytes)
+        return Charge(use, None, kind)
+    except QuotaExceeded:
+        use.close(kind)
+        raise
+
+
 class Quotas:
     """The use of all principals of this process. Those that use nothing are forgotten."""
 
@@ -207,12 +271,15 @@ class Quotas:
     def use_of(self, name: str, quota: Quota) -> PrincipalUse:
         """Return the use of a principal, limited by this quota from now on.
 
+        If its callers have different ones, because they have proved different subjects, that of the
+        last call counts.
+
         All anonymous callers are one principal, whose name is empty.
         """
         use = self._by_name.get(name)
         if use is None:
             use = self._by_name[name] = PrincipalUse(self._now_ms, self._message_bytes_max)
-        if use.quota != quota:
+        if use.quota is not quota:
             use.limit(quota)
         if name not in self._kept:
             self._kept[name] = use

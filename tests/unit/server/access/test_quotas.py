@@ -55,7 +55,8 @@ def refused(begin: Callable[[], None]) -> tuple[str, int]:
 
 def call(use: PrincipalUse, size_bytes: int = 0, reply_bytes: int = 0) -> None:
     use.begin(size_bytes)
-    use.end(size_bytes, reply_bytes)
+    use.end(size_bytes)
+    use.send(reply_bytes)
 
 
 def count_allowed(use: PrincipalUse) -> int:
@@ -117,7 +118,8 @@ def test_requests_count_when_they_begin_and_replies_when_they_end(
     use = use_of(Quota(bytes_per_s=2_000))
     use.begin(1_500)
     assert refused(lambda: use.begin(600)) == ("bytes_per_s", 50)
-    use.end(1_500, reply_bytes=2_500)
+    use.end(1_500)
+    use.send(2_500)
     assert refused(lambda: use.begin(0)) == ("bytes_per_s", 1_000)
     time.wait(1_000)
     use.begin(0)
