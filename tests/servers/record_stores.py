@@ -59,10 +59,16 @@ def etcd() -> Iterator[EtcdServer]:
 
 
 @contextmanager
-def etcd_in(work: Path) -> Iterator[EtcdServer]:
-    """One member at its default settings: it syncs, and its reads are linearizable."""
-    port, peer_port = free_ports(2)
+def etcd_in(work: Path, **tls: str) -> Iterator[EtcdServer]:
+    """One member at its default settings: it syncs, and its reads are linearizable.
+
+    `tls` are the flags of TLS for its clients, if it has that.
+    """
+    port, peer_port, health_port = free_ports(3)
     url, peer_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+    asked = url
+    if tls:  # who asks for its health has no certificate
+        url, asked = f"https://127.0.0.1:{port}", f"http://127.0.0.1:{health_port}"
     flags = {
         "data-dir": str(work / "data"),
         "listen-client-urls": url,
@@ -72,9 +78,12 @@ def etcd_in(work: Path) -> Iterator[EtcdServer]:
         "initial-cluster": f"default={peer_url}",
         "log-level": "error",
     }
+    if tls:
+        flags["listen-metrics-urls"] = asked
+        flags |= {name.replace("_", "-"): value for name, value in tls.items()}
     argv = [str(obtained("etcd") / "program")]
     argv += [f"--{name}={value}" for name, value in flags.items()]
-    with running(Program(argv), work / "log", answers_http(f"{url}/health")):
+    with running(Program(argv), work / "log", answers_http(f"{asked}/health")):
         yield EtcdServer(f"127.0.0.1:{port}")
 
 

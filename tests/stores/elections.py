@@ -10,11 +10,12 @@ from functools import partial
 from itertools import count
 from random import SystemRandom
 
+from shalekv.cli.process.peers import peer_contexts
 from shalekv.clock import MachineClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.election.elector import Elector
 from shalekv.server.election.opening import open_elector
-from shalekv.settings import ElectionSettings, StoreSettings
+from shalekv.settings import ElectionSettings, StoreSettings, TlsSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.store import STORE_NOW_MS
@@ -38,6 +39,7 @@ class Election:
     environment: Mapping[str, str] = field(default_factory=dict)
     credentials: str = ""
     delete: Callable[[], None] = lambda: None  # by an operator
+    tls: TlsSettings = field(default_factory=TlsSettings)
     objects: MemoryObjects = field(default_factory=MemoryObjects)
 
     @asynccontextmanager
@@ -62,6 +64,7 @@ class Election:
                     settings,
                     CasStore(store, runtime, StoreSettings()),
                     runtime,
+                    open_tls=lambda: peer_contexts(self.tls).current,
                     holder=name,
                     on_holder_change=partial(reported.__setitem__, name),
                     environment=self.environment,
@@ -75,10 +78,11 @@ def in_bucket() -> Election:
     return Election("bucket")
 
 
-def in_etcd(server: EtcdServer) -> Election:
+def in_etcd(server: EtcdServer, tls: TlsSettings | None = None) -> Election:
     key = f"unit/{next(_numbers)}"
     return Election(
-        f"etcd://{server.address}/{key}",
+        f"etcd{'s' if tls else ''}://{server.address}/{key}",
+        tls=tls or TlsSettings(),
         ttl_ms=6_000,
         lasting_ttl_ms=9_000,
         taken="the lease has ended in etcd",

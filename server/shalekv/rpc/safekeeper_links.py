@@ -38,6 +38,7 @@ from shalekv_wire.calls import Channel, ClientStream
 from shalekv_wire.client import ChannelOptions, WireChannel
 from shalekv_wire.status import CallFailed
 from shalekv_wire.stream import Limits
+from shalekv_wire.tls import TlsContexts
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 
@@ -92,8 +93,8 @@ _CORRUPTION_OF_REASON: Mapping[str, type[CorruptObject]] = {
 }
 
 
-def native_channel(address: str) -> Channel:
-    """Open a connection to a safekeeper by our own wire."""
+def native_channel(address: str, tls: TlsContexts | None = None) -> Channel:
+    """Open a connection to a safekeeper by our own wire; without TLS if `tls` is None."""
     options = ChannelOptions(
         limits=Limits(message_bytes_max=_MESSAGE_BYTES_MAX),
         connect_timeout_s=CONNECT_TIMEOUT_MS / 1_000,
@@ -101,6 +102,7 @@ def native_channel(address: str) -> Channel:
         backoff_max_s=_BACKOFF_MAX_S,
         keepalive_s=_KEEPALIVE_S,
         keepalive_timeout_s=_KEEPALIVE_TIMEOUT_S,
+        tls=tls,
     )
     return WireChannel(address, options)
 

@@ -185,10 +185,10 @@ class ElectionSettings(Settings):
     elect: str = Field(
         default="",
         description="The place of the lease that decides which process tries to be the writer: "
-        "bucket (of the database), etcd://HOST:PORT,HOST:PORT/name/of/the/key, or "
-        "kubernetes://NAMESPACE/NAME of a Lease, where an empty NAMESPACE means that of the pod. A "
-        "server without the lease stands by. Not set: the server opens the database at once, and "
-        "takes over from any other writer.",
+        "bucket (of the database), etcd://HOST:PORT,HOST:PORT/name/of/the/key, the same with "
+        "etcds:// for TLS, or kubernetes://NAMESPACE/NAME of a Lease, where an empty NAMESPACE "
+        "means that of the pod. A server without the lease stands by. Not set: the server opens "
+        "the database at once, and takes over from any other writer.",
         json_schema_extra={"user": "operator of several servers for one database"},
     )
     lease_ttl_ms: int = Field(

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from shalekv.cli.process.lifecycle import open_links
+from shalekv.cli.process.peers import open_links
 from shalekv.clock import LoopClock
 from shalekv.errors import StoreBroken
 from shalekv.format.wal_record import make_record
@@ -222,7 +222,7 @@ async def safekeeper(
     """
     settings = safekeeper_settings(folder, **changes)
     async with (
-        open_links(settings.server.wire) as links,
+        open_links(settings.tls, settings.server.wire) as links,
         running_node(settings, filesystem=filesystem, links=links) as node,
     ):
         runtime = Runtime(clock=LoopClock(), random=Random(), workers=ThreadWorkers(1))

@@ -21,12 +21,12 @@ from shalekv.cli.process.gc_tuning import tune_garbage_collector
 from shalekv.cli.process.lifecycle import (
     bind_port,
     open_behind,
-    open_links,
     open_runtime,
     refuse_exposure,
     run_role,
     run_server,
 )
+from shalekv.cli.process.peers import open_links
 from shalekv.cli.process.shutdown import StopRequest
 from shalekv.errors import InvalidSetting
 from shalekv.rpc.server import Server
@@ -89,7 +89,7 @@ async def keep_logs(settings: SafekeeperConfig, announce: Callable[[str], None])
         async with (
             open_runtime(settings) as runtime,
             _sync_workers() as sync_workers,
-            open_links(settings.server.wire) as links,
+            open_links(settings.tls, settings.server.wire) as links,
         ):
             listening = _with_long_streams(settings.server)
             server = bind_port(lambda: Server(listening, runtime, tls=settings.tls))

@@ -7,12 +7,19 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.console.bucket import edited_url_option, read_store, url_option
+from shalekv.cli.console.bucket import (
+    edited_url_option,
+    read_store,
+    remembered_flags,
+    remembered_settings,
+    url_option,
+)
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
+from shalekv.cli.process.peers import open_links
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.membership import Configuration
-from shalekv.rpc.safekeeper_links import GrpcLinks
+from shalekv.settings import Settings, TlsSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.quorum.links import Links
@@ -24,6 +31,10 @@ from shalekv.write.quorum.membership import (
 )
 
 ResultT = TypeVar("ResultT")
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+# What this command connects with; --tls-client-ca counts as it does for a safekeeper.
+SHOWN_FLAGS = frozenset({"tls_cert", "tls_key", "tls_server_ca"})
 
 COLUMNS = (
     "address",
@@ -103,15 +114,25 @@ _wait_option = click.option(
 )
 
 
+class _Peers(Settings):
+    tls: TlsSettings = TlsSettings()
+
+
+def links_options(command: CommandT) -> CommandT:
+    """A decorator that adds the flags of `with_links`: those of TLS."""
+    return remembered_flags(_Peers, SHOWN_FLAGS)(command)
+
+
 def with_links(url: str, run: Callable[[CasStore, Links], Awaitable[ResultT]]) -> ResultT:
-    """Run `run` with the store at `url` and connections to safekeepers, and return its result."""
+    """Run `run` with the store at `url` and connections to safekeepers, and return its result.
+
+    REQUIRES: the command has `links_options`.
+    """
+    tls = remembered_settings(_Peers).tls
 
     async def opened(store: CasStore) -> ResultT:
-        links = GrpcLinks()
-        try:
+        async with open_links(tls) as links:
             return await run(store, links)
-        finally:
-            await links.close()
 
     return read_store(url, opened)
 
@@ -119,6 +140,7 @@ def with_links(url: str, run: Callable[[CasStore, Links], Awaitable[ResultT]]) -
 @click.command(help=_HELP_ADD, epilog=exit_codes_text())
 @click.argument("addresses", metavar="HOST:PORT...", nargs=-1, required=True)
 @edited_url_option
+@links_options
 @_wait_option
 def add(*, addresses: Sequence[str], url: str, wait_s: int) -> None:
     """Add members."""
@@ -128,6 +150,7 @@ def add(*, addresses: Sequence[str], url: str, wait_s: int) -> None:
 @click.command(help=_HELP_REMOVE, epilog=exit_codes_text())
 @click.argument("addresses", metavar="HOST:PORT...", nargs=-1, required=True)
 @edited_url_option
+@links_options
 @_wait_option
 def remove(*, addresses: Sequence[str], url: str, wait_s: int) -> None:
     """Remove members."""
@@ -138,6 +161,7 @@ def remove(*, addresses: Sequence[str], url: str, wait_s: int) -> None:
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
 @edited_url_option
+@links_options
 @_wait_option
 def replace(*, old: str, new: str, url: str, wait_s: int) -> None:
     """Replace a member."""
@@ -146,6 +170,7 @@ def replace(*, old: str, new: str, url: str, wait_s: int) -> None:
 
 @click.command(help=_HELP_CANCEL, epilog=exit_codes_text())
 @edited_url_option
+@links_options
 def cancel(*, url: str) -> None:
     """Cancel a change."""
     _change(url, 0, lambda changing: changing.cancel())
@@ -153,6 +178,7 @@ def cancel(*, url: str) -> None:
 
 @click.command(help=_HELP_STATUS, epilog=exit_codes_text())
 @url_option
+@links_options
 @format_option
 def status(*, url: str, output_format: Format) -> None:
     """Print all members."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shalekv.cli.commands.safekeeper_members import with_links
+from shalekv.cli.commands.safekeeper_members import links_options, with_links
 from shalekv.cli.console.bucket import edited_url_option
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.output import Format, format_option, print_record, printing
@@ -41,6 +41,7 @@ Examples:
 
 @click.command(help=_HELP, epilog=exit_codes_text())
 @edited_url_option
+@links_options
 @click.option(
     "--new",
     "addresses",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from shalekv.cli.commands.safekeeper_members import with_links
+from shalekv.cli.commands.safekeeper_members import links_options, with_links
 from shalekv.cli.console.bucket import edited_url_option
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.jobs.switch_wal import switch_to_object_store, switch_to_quorum
@@ -54,6 +54,7 @@ def _addresses(text: str | None) -> Sequence[str]:
     help="The safekeepers that are to hold the WAL, usually 3 or 5.",
 )
 @edited_url_option
+@links_options
 def switch(*, target: str, safekeepers: Sequence[str], url: str) -> None:
     """Switch, and print the manifest with the new mode."""
     if (target == QUORUM) != bool(safekeepers):

@@ -1,7 +1,8 @@
 """Shared parts of the commands that access the object store directly: options, and opening it.
 
 The flags of a store configure access to it, and are the same for all commands. They reach
-`read_store` through the context of click, so that no command has to pass them on.
+`read_store` through the context of click, so that no command has to pass them on. So do those of
+other groups of settings, by `remembered_flags`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from shalekv.store.opening import open_store
 from shalekv.store.url import MemoryUrl, parse_url
 
 ResultT = TypeVar("ResultT")
+SettingsT = TypeVar("SettingsT", bound=Settings)
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 URL_VARIABLE = "SHALEKV_DATABASE__URL"  # as for `shalekv serve`
@@ -73,9 +75,14 @@ def read_store(url: str, read: Callable[[CasStore], Awaitable[ResultT]]) -> Resu
 
 def store_settings() -> StoreSettings:
     """The store settings of the running command; a usage error if they are wrong."""
+    return remembered_settings(_OneStore).store
+
+
+def remembered_settings(model: type[SettingsT]) -> SettingsT:
+    """The settings of the running command with `remembered_flags`; a usage error if wrong."""
     meta = click.get_current_context().meta
     try:
-        return load_settings(meta.get(_META, {}), meta.get(_CONFIG), _OneStore).store
+        return load_settings(meta.get(_META, {}), meta.get(_CONFIG), model)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
 
@@ -90,15 +97,7 @@ def store_settings_in_file(file: Path) -> StoreSettings:
 
 def store_flags(command: CommandT) -> CommandT:
     """A decorator that adds the flags of a store, and --config for a file with the settings."""
-    for setting in reversed(list(settings_of(_OneStore))):
-        command = click.option(
-            setting.flag,
-            cls=SettingFlag,
-            setting=setting,
-            expose_value=False,
-            hidden=setting.name not in SHOWN_FLAGS,
-            callback=_remember,
-        )(command)
+    command = remembered_flags(_OneStore, SHOWN_FLAGS)(command)
     return click.option(
         "--config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -108,6 +107,29 @@ def store_flags(command: CommandT) -> CommandT:
         callback=_remember_config,
         help="A TOML file with settings.",
     )(command)
+
+
+def remembered_flags(
+    model: type[Settings], shown: frozenset[str]
+) -> Callable[[CommandT], CommandT]:
+    """A decorator that adds flags of `model`, hidden but for `shown`.
+
+    They are no arguments of the command: see `remembered_settings`.
+    """
+
+    def add(command: CommandT) -> CommandT:
+        for setting in reversed(list(settings_of(model))):
+            command = click.option(
+                setting.flag,
+                cls=SettingFlag,
+                setting=setting,
+                expose_value=False,
+                hidden=setting.name not in shown,
+                callback=_remember,
+            )(command)
+        return command
+
+    return add
 
 
 def _remember(context: click.Context, option: click.Parameter, value: Any) -> None:

@@ -36,8 +36,8 @@ from shalekv.cli.load.options import BulkFlags
 from shalekv.cli.load.run import status_of_first, totals
 from shalekv.cli.load.sort import ExternalSort, Frame
 from shalekv.cli.load.source import InputOptions, InputSource, read_batches
-from shalekv.cli.process.lifecycle import open_links
 from shalekv.cli.process.logs import configure_logs
+from shalekv.cli.process.peers import open_links
 from shalekv.errors import InvalidSetting, ShaleError
 from shalekv.format.columns import Columns
 from shalekv.format.contents import UNNUMBERED
@@ -53,6 +53,7 @@ from shalekv.settings import (
     LogLevel,
     Settings,
     StoreSettings,
+    TlsSettings,
     WriterSettings,
 )
 from shalekv.store.cas import CasStore
@@ -346,7 +347,7 @@ class _Bulk:
     async def _commit(self, store: CasStore, infos: list[SstInfo]) -> None:
         done = self._done
         if self._plan.flags.opens:
-            async with open_links() as links:
+            async with open_links(TlsSettings()) as links:
                 loaded = await commit_by_opening(
                     store, self._load_id, infos, self._settings.writer, links=links
                 )

@@ -38,7 +38,6 @@ from shalekv.cli.process.shutdown import Shutdown, StopRequest, on_hangup
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
 from shalekv.rpc.native_server import Door
-from shalekv.rpc.safekeeper_links import GRPCIO_OPTIONS, GrpcLinks
 from shalekv.rpc.server import READY, Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.access.audit import AuditFile, AuditLog
@@ -180,24 +179,6 @@ async def open_database(
         yield store
     finally:
         await store.close()
-
-
-@asynccontextmanager
-async def open_links(wire: Wire = Wire.NATIVE) -> AsyncIterator[GrpcLinks]:
-    """Connections to safekeepers, opened on first use, and closed at the end."""
-    links = GrpcLinks() if wire is Wire.NATIVE else _grpcio_links()
-    try:
-        yield links
-    finally:
-        await links.close()
-
-
-def _grpcio_links() -> GrpcLinks:
-    from shalekv_client.routing.grpcio_channel import (  # noqa: PLC0415 (loads grpcio)
-        GrpcioChannel,
-    )
-
-    return GrpcLinks(lambda address: GrpcioChannel(address, GRPCIO_OPTIONS))
 
 
 def bind(

@@ -38,12 +38,12 @@ from shalekv.cli.process.lifecycle import (
     open_audit_log,
     open_behind,
     open_database,
-    open_links,
     open_runtime,
     run_role,
     run_server,
     start_serving,
 )
+from shalekv.cli.process.peers import open_links
 from shalekv.cli.process.shutdown import SIGNALLED, STOP_SIGNALS, Shutdown, StopRequest
 from shalekv.clock import MachineClock
 from shalekv.errors import ShaleError
@@ -430,7 +430,7 @@ async def read_database(
             nullcontext() if link is None else link.listening(),
             open_runtime(settings) as runtime,
             open_database(settings, runtime) as store,
-            open_links(settings.server.wire) as links,
+            open_links(settings.tls, settings.server.wire) as links,
         ):
             server = bind(settings, runtime, None if link is None else link.door)
             _log.info("opening", url=store.url)

@@ -34,13 +34,13 @@ from shalekv.cli.process.lifecycle import (
     open_audit_log,
     open_behind,
     open_database,
-    open_links,
     open_runtime,
     run_role,
     serve_until_end,
     shutting_down,
     start_serving,
 )
+from shalekv.cli.process.peers import open_links, peer_contexts
 from shalekv.cli.process.shutdown import Shutdown, StopRequest
 from shalekv.cli.process.supervisor import ChildSupervisor, child_commands
 from shalekv.errors import (
@@ -171,7 +171,7 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
         async with (
             open_runtime(settings) as runtime,
             open_database(settings, runtime) as store,
-            open_links(settings.server.wire) as links,
+            open_links(settings.tls, settings.server.wire) as links,
         ):
             server = bind(settings, runtime)
             context = WriterContext(settings, runtime, store, links, server, announce, audit)
@@ -205,6 +205,7 @@ async def serve_when_elected(context: WriterContext, stop: StopRequest) -> None:
         settings.election,
         store,
         context.runtime,
+        open_tls=lambda: peer_contexts(settings.tls).current,
         holder=context.address,
         on_holder_change=standby.on_elected,
         environment=os.environ,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ from shalekv.errors import InvalidSetting
 from shalekv.protocol.lease import lapse_at_ms, renew_wait_ms
 
 BUCKET = "bucket"
-ETCD_SCHEME = "etcd://"
+ETCD_SCHEME, ETCD_TLS_SCHEME = "etcd://", "etcds://"
 KUBERNETES_SCHEME = "kubernetes://"
 EXAMPLES = (
-    f"{BUCKET}, {ETCD_SCHEME}HOST:PORT,HOST:PORT/name/of/the/key "
-    f"or {KUBERNETES_SCHEME}NAMESPACE/NAME"
+    f"{BUCKET}, {ETCD_SCHEME}HOST:PORT,HOST:PORT/name/of/the/key, the same with "
+    f"{ETCD_TLS_SCHEME}, or {KUBERNETES_SCHEME}NAMESPACE/NAME"
 )
 PORT_MAX = 65_535
 NAMESPACE_CHARS_MAX = 63
@@ -60,6 +61,7 @@ class EtcdPlace:
 
     addresses: tuple[EtcdAddress, ...]
     key: str
+    has_tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,10 @@ def parse_place(elect: str) -> BucketPlace | EtcdPlace | KubernetesPlace:
     if elect == BUCKET:
         return BucketPlace()
     before, slash, after = elect.partition("://")[2].partition("/")
-    if elect.startswith(ETCD_SCHEME) and slash and _KEY.fullmatch(after) is not None:
-        return EtcdPlace(tuple(_address(each) for each in before.split(",")), after)
+    is_etcd = elect.startswith((ETCD_SCHEME, ETCD_TLS_SCHEME))
+    if is_etcd and slash and _KEY.fullmatch(after) is not None:
+        addresses = tuple(_address(each) for each in before.split(","))
+        return EtcdPlace(addresses, after, has_tls=elect.startswith(ETCD_TLS_SCHEME))
     if elect.startswith(KUBERNETES_SCHEME) and slash:
         return KubernetesPlace(check_namespace(before) if before else "", _lease_name(after))
     raise InvalidSetting(f"--elect must be {EXAMPLES}, not {elect!r}")
@@ -108,6 +112,9 @@ def _address(text: str) -> EtcdAddress:
         raise InvalidSetting(f"--elect: {text!r} is not HOST:PORT of a server of etcd")
     return EtcdAddress(found[1].strip("[]"), int(found[2]))
 
+
+# Returns the context for the next connection, made of the newest files.
+TlsContext = Callable[[], ssl.SSLContext]
 
 # Called with the HOST:PORT of the holder of the lease whenever it changes; "" for none.
 HolderChanged = Callable[[str], None]

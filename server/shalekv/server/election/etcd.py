@@ -7,27 +7,30 @@ by its own clock, in whole seconds, and ends it some hundred milliseconds late.
 etcd3gw is OpenStack's client of etcd's JSON gateway. It blocks, so requests run in threads of their
 own: one that hangs must not hold up the object store. Its watches have no time limit, so nothing is
 watched; a candidate polls after a part of the TTL. Each request has a time limit, and is answered
-by any one of the servers.
+by any one of the servers. With TLS, other connections are made once the files have changed.
 """
 
 from __future__ import annotations
 
 import math
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from etcd3gw import Etcd3Client
 from etcd3gw.exceptions import Etcd3Exception
 from etcd3gw.lease import Lease
+from requests import Session
+from requests.adapters import HTTPAdapter
 from requests.exceptions import RequestException
 
 from shalekv.clock import Clock
 from shalekv.format.election import NONCE_BYTES
 from shalekv.protocol.lease import poll_wait_ms
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.server.election.elector import EtcdAddress, HolderChanged, LeasedTerm
+from shalekv.server.election.elector import EtcdAddress, HolderChanged, LeasedTerm, TlsContext
 
 T = TypeVar("T")
 
@@ -43,13 +46,23 @@ class EtcdUnavailable(Exception):
 class EtcdClient:
     """Requests of an elector to etcd. All methods raise `EtcdUnavailable`."""
 
-    def __init__(self, addresses: Sequence[EtcdAddress], key: str, *, timeout_ms: float) -> None:
-        """`key` has the value of the holder of the lease; `timeout_ms` is for each request."""
-        self._addresses = [str(each) for each in addresses]
-        self._clients = [
-            Etcd3Client(each.host, each.port, timeout=timeout_ms / 1_000, api_path="/v3/")
-            for each in addresses
-        ]
+    def __init__(
+        self,
+        addresses: Sequence[EtcdAddress],
+        key: str,
+        *,
+        timeout_ms: float,
+        tls: TlsContext | None = None,
+    ) -> None:
+        """`key` has the value of the holder of the lease; `timeout_ms` is for each request.
+
+        `tls` returns the context of the newest files; None: there is no TLS.
+        """
+        self._addresses = addresses
+        self._timeout_s = timeout_ms / 1_000
+        self._tls = tls
+        self._context = None if tls is None else tls()
+        self._clients = self._opened()
         self._key = key
         self._workers = ThreadWorkers(THREADS)
 
@@ -83,7 +96,28 @@ class EtcdClient:
         """End the lease, and with it the key."""
         await self._request(lambda client: Lease(lease_id, client).revoke())
 
+    def _opened(self) -> list[Etcd3Client]:
+        """Return a client for each server."""
+        session, protocol = Session(), "http"
+        if self._context is not None:
+            session.mount("https://", _TlsAdapter(self._context))
+            protocol = "https"
+        return [
+            Etcd3Client(
+                each.host,
+                each.port,
+                protocol=protocol,
+                timeout=self._timeout_s,
+                api_path="/v3/",
+                session=session,
+            )
+            for each in self._addresses
+        ]
+
     async def _request(self, request: Callable[[Etcd3Client], T]) -> T:
+        if self._tls is not None and (context := self._tls()) is not self._context:
+            self._context = context
+            self._clients = self._opened()  # the connections of the others end with them
         return await self._workers.run(self._request_in_turn, request)
 
     def _request_in_turn(self, request: Callable[[Etcd3Client], T]) -> T:
@@ -97,10 +131,30 @@ class EtcdClient:
             try:
                 return request(client)
             except (Etcd3Exception, RequestException, KeyError, ValueError) as error:
-                problems.append(f"{type(error).__name__} {error}".strip())
+                why = str(error) or error.__context__ or ""  # etcd3gw keeps the reason to itself
+                problems.append(f"{type(error).__name__} {why}".strip())
                 self._clients = [*self._clients[1:], client]
-        asked = ", ".join(self._addresses)
+        asked = ", ".join(map(str, self._addresses))
         raise EtcdUnavailable(f"none of {asked} has answered: {'; '.join(problems)}")
+
+
+class _TlsAdapter(HTTPAdapter):
+    """Makes connections of a context alone, whatever the environment says of authorities."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        super().__init__()
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        super().init_poolmanager(*args, ssl_context=self._context, **options)
+
+    def build_connection_pool_key_attributes(
+        self, request: Any, *_: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        return super().build_connection_pool_key_attributes(request, verify=True)
+
+    def cert_verify(self, *_: Any) -> None:
+        """Add no authorities to those of the context."""
 
 
 class EtcdElector:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from shalekv.errors import InvalidSetting
 from shalekv.protocol.lease import RENEWALS
@@ -16,10 +17,14 @@ from shalekv.server.election.elector import (
     EtcdPlace,
     HolderChanged,
     KubernetesPlace,
+    TlsContext,
     parse_place,
 )
 from shalekv.settings import ElectionSettings
 from shalekv.store.cas import CasStore
+
+if TYPE_CHECKING:
+    from shalekv.server.election.etcd import EtcdClient
 
 TIMEOUT_MS_MIN = 250  # of a request to etcd or Kubernetes, which have to sync a disk
 
@@ -30,14 +35,16 @@ async def open_elector(
     store: CasStore,
     runtime: Runtime,
     *,
+    open_tls: Callable[[], TlsContext],
     holder: str,
     on_holder_change: HolderChanged,
     environment: Mapping[str, str],
 ) -> AsyncIterator[Elector]:
     """Open the elector of `settings` for the database in `store`. Raises `InvalidSetting`.
 
-    `holder` is the HOST:PORT under which clients reach this process. `on_holder_change` is called
-    with that of the present holder. `environment` has the address of Kubernetes, in a pod.
+    `open_tls` is called for an etcd with TLS. `holder` is the HOST:PORT under which clients reach
+    this process. `on_holder_change` is called with that of the present holder. `environment` has
+    the address of Kubernetes, in a pod.
     """
     ttl_ms = settings.lease_ttl_ms
     match parse_place(settings.elect):
@@ -46,16 +53,19 @@ async def open_elector(
                 store, holder=holder, ttl_ms=ttl_ms, on_holder_change=on_holder_change
             )
         case EtcdPlace() as place:
-            async with _open_etcd(
-                place, runtime, holder=holder, ttl_ms=ttl_ms, on_holder_change=on_holder_change
-            ) as it:
-                yield it
+            async with _open_etcd(place, ttl_ms, open_tls) as client:
+                from shalekv.server.election import etcd  # noqa: PLC0415 - brings an HTTP client
+
+                yield etcd.EtcdElector(
+                    client, runtime, holder=holder, ttl_ms=ttl_ms, on_holder_change=on_holder_change
+                )
         case KubernetesPlace() as place:
             from shalekv.server.election import kubernetes  # noqa: PLC0415 - brings an HTTP client
-            from shalekv.server.election.kubernetes import open_leases  # noqa: PLC0415 - as above
 
             path, timeout_ms = settings.kubernetes_credentials_path, _timeout_ms(ttl_ms)
-            async with open_leases(place, environment, path, timeout_ms=timeout_ms) as leases:
+            async with kubernetes.open_leases(
+                place, environment, path, timeout_ms=timeout_ms
+            ) as leases:
                 yield kubernetes.KubernetesElector(
                     leases, runtime, holder=holder, ttl_ms=ttl_ms, on_holder_change=on_holder_change
                 )
@@ -68,22 +78,18 @@ def _timeout_ms(ttl_ms: int) -> float:
 
 @asynccontextmanager
 async def _open_etcd(
-    place: EtcdPlace, runtime: Runtime, *, holder: str, ttl_ms: int, on_holder_change: HolderChanged
-) -> AsyncIterator[Elector]:
+    place: EtcdPlace, ttl_ms: int, open_tls: Callable[[], TlsContext]
+) -> AsyncIterator[EtcdClient]:
     try:
-        from shalekv.server.election.etcd import (  # noqa: PLC0415 (brings an HTTP client)
-            EtcdClient,
-            EtcdElector,
-        )
+        from shalekv.server.election.etcd import EtcdClient  # noqa: PLC0415 (brings an HTTP client)
     except ImportError as error:
         raise InvalidSetting(
             "--elect etcd:// needs etcd3gw, which is not installed: "
             "pip install 'shalekv[server,etcd]'"
         ) from error
-    client = EtcdClient(place.addresses, place.key, timeout_ms=_timeout_ms(ttl_ms))
+    tls = open_tls() if place.has_tls else None
+    client = EtcdClient(place.addresses, place.key, timeout_ms=_timeout_ms(ttl_ms), tls=tls)
     try:
-        yield EtcdElector(
-            client, runtime, holder=holder, ttl_ms=ttl_ms, on_holder_change=on_holder_change
-        )
+        yield client
     finally:
         await asyncio.to_thread(client.close)

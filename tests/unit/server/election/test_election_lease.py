@@ -128,6 +128,7 @@ def test_places() -> None:
     """`elect` may name the bucket, a key of etcd on some servers, or a Lease of Kubernetes."""
     assert parse_place("bucket") == BucketPlace()
     assert parse_place("etcd://a:2379/db") == EtcdPlace((EtcdAddress("a", 2379),), "db")
+    assert parse_place("etcds://a:1/db") == EtcdPlace((EtcdAddress("a", 1),), "db", has_tls=True)
     several = parse_place("etcd://a.b:1,[::1]:2/shale/db-1")
     assert several == EtcdPlace((EtcdAddress("a.b", 1), EtcdAddress("::1", 2)), "shale/db-1")
     assert isinstance(several, EtcdPlace)
@@ -151,6 +152,8 @@ def test_places() -> None:
         "etcd://a:99999/db",
         "etcd://a:1,/db",
         "etcd://a:1/d b",
+        "etcds://a/db",
+        "etcdss://a:1/db",
         "http://a:1/db",
         "kubernetes://",
         "kubernetes://db",
