@@ -20,6 +20,7 @@ from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
 from shalekv.cli.process.gc_tuning import tune_garbage_collector
 from shalekv.cli.process.lifecycle import (
     bind_port,
+    is_exposed,
     open_behind,
     open_runtime,
     refuse_exposure,
@@ -160,12 +161,23 @@ def safekeeper(context: click.Context, /, *, config: Path | None, **flags: Any) 
     try:
         settings = load_settings(flags, config, SafekeeperConfig)
         refuse_exposure(settings.server, settings.tls)
+        _refuse_strangers(settings)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
     checked_url(settings.database.url)
     if not settings.safekeeper.data:
         raise click.UsageError("--data is missing: the folder in which this node keeps its logs")
     sys.exit(run_server(settings, keep_logs, _greet))
+
+
+def _refuse_strangers(settings: SafekeeperConfig) -> None:
+    """Raise `InvalidSetting` when everybody on the network could write to the logs."""
+    if is_exposed(settings.server) and not settings.tls.tls_client_ca:
+        raise InvalidSetting(
+            f"--listen {settings.server.listen} is open to the network, and anyone who reaches the "
+            "port can write to the logs. Give --tls-client-ca with the authority of the writers, "
+            "readers and other safekeepers, or accept this with --insecure."
+        )
 
 
 def _greet(listen: str) -> None:

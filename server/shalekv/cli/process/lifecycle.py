@@ -403,9 +403,7 @@ def _raise_file_limit() -> None:
 
 def refuse_exposure(settings: EndpointSettings, tls: TlsSettings) -> None:
     """Raise `InvalidSetting` when the port is open to the network without TLS or `insecure`."""
-    host = settings.listen.rpartition(":")[0].strip("[]")
-    is_allowed = settings.insecure or tls.has_certificate
-    if is_allowed or settings.listen.startswith(UNIX) or _is_loopback(host):
+    if tls.has_certificate or not is_exposed(settings):
         return
     raise InvalidSetting(
         f"--listen {settings.listen} is open to the network, and connections are neither "
@@ -413,6 +411,13 @@ def refuse_exposure(settings: EndpointSettings, tls: TlsSettings) -> None:
         "Give --tls-cert and --tls-key (`shalekv tls init` makes some for trials), or accept this "
         "with --insecure."
     )
+
+
+def is_exposed(settings: EndpointSettings) -> bool:
+    """Return whether the port is open to the network, and `insecure` does not allow that."""
+    host = settings.listen.rpartition(":")[0].strip("[]")
+    is_local = settings.listen.startswith(UNIX) or _is_loopback(host)
+    return not (is_local or settings.insecure)
 
 
 def _is_loopback(host: str) -> bool:

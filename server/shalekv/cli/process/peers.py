@@ -46,4 +46,4 @@ def _grpcio_channel(address: str, tls: TlsContexts | None) -> Channel:
         GrpcioChannel,
     )
 
-    return GrpcioChannel(address, GRPCIO_OPTIONS, tls)
+    return GrpcioChannel(address, GRPCIO_OPTIONS, None if tls is None else tls.files)
