@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.calls import Method
+from shalekv.server.access.admin import shown_to
 from shalekv.server.service import AdminService, Call, KvService, WatchService
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2 as admin
@@ -48,13 +49,16 @@ def admin_methods(service: AdminService, adapter: Adapter) -> Mapping[str, Metho
     """Return the methods of `shalekv.v1.Admin`, the operator's API, by path."""
 
     async def status(request: admin.StatusRequest, call: Call) -> admin.StatusReply:
-        """Add the counts that the role does not have to its status."""
+        """Add the counts that the role does not have to its status.
+
+        What the caller may not know is taken out.
+        """
         answer = service.status(request, call)
         reply = answer if isinstance(answer, Message) else await answer
         adapter.fill(reply)
-        return reply
+        return shown_to(reply, call)
 
-    snapshots = service.snapshots
+    snapshots, access = service.snapshots, service.access
     return with_paths(
         ADMIN_SERVICE,
         {
@@ -65,6 +69,9 @@ def admin_methods(service: AdminService, adapter: Adapter) -> Mapping[str, Metho
             "ListSnapshots": adapter.unary(snapshots.list, admin.ListSnapshotsRequest),
             "DeleteSnapshot": adapter.unary(snapshots.delete, admin.DeleteSnapshotRequest),
             "IngestSst": adapter.unary(service.ingest_sst, admin.IngestSstRequest),
+            "WhoAmI": adapter.unary(access.who_am_i, admin.WhoAmIRequest),
+            "GetAccessPolicy": adapter.unary(access.get_policy, admin.GetAccessPolicyRequest),
+            "SetAccessPolicy": adapter.unary(access.set_policy, admin.SetAccessPolicyRequest),
         },
     )
 

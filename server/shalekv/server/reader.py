@@ -12,6 +12,7 @@ from shalekv.read.version_set import RELEASE_TIMEOUT_MS
 from shalekv.replica.engine import ReplicaEngine
 from shalekv.replica.join import OPEN_TIMEOUT_MS, join
 from shalekv.runtime import Runtime
+from shalekv.server.access.policies import AccessPolicies
 from shalekv.server.reader_service import ReaderAdmin, ReaderKv
 from shalekv.server.readiness import Readiness
 from shalekv.server.scans import OpenViews
@@ -68,11 +69,13 @@ class Reader:
         settings: ReaderConfig,
         runtime: Runtime,
         links: Links | None = None,
+        policies: AccessPolicies | None = None,
     ) -> Reader:
         """Join the database in `store`, and apply its log as far as it goes.
 
         `links` are the connections to its safekeepers, if it has any; without them the reader sees
-        archived commits only.
+        archived commits only. `policies` are those that the guard of this process asks; None: they
+        are only read and written.
 
         Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
         `IllegalState`, `StoreError`.
@@ -104,7 +107,8 @@ class Reader:
             levels=LevelsReport(engine, CompactorSettings(), pins, cas.counts.by_folder),
             readiness=lambda: Readiness(cas.reachability.trouble(), takes_writes=False),
         )
-        admin = ReaderAdmin(engine, settings.reader, report, use)
+        policies = policies or AccessPolicies(cas, settings.access)
+        admin = ReaderAdmin(engine, settings.reader, report, use, policies)
         return cls(engine, kv, admin, watches, runtime.clock)
 
     @property

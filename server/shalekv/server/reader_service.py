@@ -12,6 +12,8 @@ from shalekv.protocol.snapshot import find_snapshot
 from shalekv.replica.engine import ReplicaEngine
 from shalekv.runtime import Runtime
 from shalekv.server import requests
+from shalekv.server.access.admin import AccessAdmin
+from shalekv.server.access.policies import AccessPolicies
 from shalekv.server.reads import Reads
 from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call
@@ -115,11 +117,13 @@ class ReaderAdmin:
         settings: ReaderSettings,
         report: ProcessReport,
         store_use: StoreUse,
+        policies: AccessPolicies,
     ) -> None:
-        """Create the service; `report` completes a status."""
+        """Create the service; `report` completes a status, `policies` are of the same database."""
         self.report = report
         self.store_use = store_use
         self.snapshots = SnapshotAdmin(engine, partial(reader_header, engine))
+        self.access = AccessAdmin(policies, self._header)
         self._engine = engine
         self._settings = settings
 

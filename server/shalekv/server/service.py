@@ -133,6 +133,28 @@ class SnapshotService(Protocol):
         ...
 
 
+class AccessService(Protocol):
+    """Calls of `shalekv.v1.Admin` about access."""
+
+    def who_am_i(
+        self, request: admin_pb2.WhoAmIRequest, call: Call
+    ) -> Answer[admin_pb2.WhoAmIReply]:
+        """Tell who the caller is, and what it may do."""
+        ...
+
+    def get_policy(
+        self, request: admin_pb2.GetAccessPolicyRequest, call: Call
+    ) -> Answer[admin_pb2.GetAccessPolicyReply]:
+        """Return the access policy."""
+        ...
+
+    def set_policy(
+        self, request: admin_pb2.SetAccessPolicyRequest, call: Call
+    ) -> Answer[admin_pb2.SetAccessPolicyReply]:
+        """Replace the access policy."""
+        ...
+
+
 class DuplexStream(Protocol):
     """Bidirectional stream: requests and replies are independent of each other."""
 
@@ -185,6 +207,11 @@ class AdminService(Protocol):
     @property
     def snapshots(self) -> SnapshotService:
         """Implementation of the snapshot calls."""
+        ...
+
+    @property
+    def access(self) -> AccessService:
+        """Implementation of the calls about access."""
         ...
 
     def ingest_sst(

@@ -8,6 +8,7 @@ from shalekv.clock import Clock
 from shalekv.errors import ShaleError
 from shalekv.read.version_set import RELEASE_TIMEOUT_MS
 from shalekv.runtime import Runtime
+from shalekv.server.access.policies import AccessPolicies
 from shalekv.server.readiness import Readiness
 from shalekv.server.scans import OpenViews
 from shalekv.server.status import (
@@ -70,11 +71,13 @@ class Writer:
         advertise: str = "",
         since_epoch: int | None = None,
         links: Links | None = None,
+        policies: AccessPolicies | None = None,
     ) -> Writer:
         """Take over the database in `store`. See `open_log` for `since_epoch` and errors.
 
         `advertise` is the HOST:PORT that the manifest will name. `links` are the connections to the
-        safekeepers of a database that has some; the caller closes them.
+        safekeepers of a database that has some; the caller closes them. `policies` are those that
+        the guard of this process asks; None: they are only read and written.
         """
         clock = runtime.clock
         began_ms = clock.monotonic_ms()
@@ -108,6 +111,7 @@ class Writer:
             clock,
             report,
             _store_use(store, settings.store, clock, began_ms),
+            policies=policies or AccessPolicies(cas, settings.access),
             header=kv.header,
             objects_replayed=opened.objects_replayed,
         )

@@ -15,6 +15,8 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv.protocol.transaction import Change, Puts
 from shalekv.runtime import Runtime
 from shalekv.server import requests, transactions
+from shalekv.server.access.admin import AccessAdmin
+from shalekv.server.access.policies import AccessPolicies
 from shalekv.server.reads import Reads
 from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call, MakeHeader
@@ -196,16 +198,20 @@ class WriterAdmin:
         report: ProcessReport,
         store_use: StoreUse,
         *,
+        policies: AccessPolicies,
         header: MakeHeader,
         objects_replayed: int = 0,
     ) -> None:
         """Create the service; `report` completes a status, and `header` makes those of replies.
+
+        `policies` are of the same database.
 
         The opening has replayed `objects_replayed` WAL objects.
         """
         self.report = report
         self.store_use = store_use
         self.snapshots = SnapshotAdmin(engine, header)
+        self.access = AccessAdmin(policies, self._landed)
         self._engine = engine
         self._header = header
         self._objects_replayed = objects_replayed
@@ -223,8 +229,7 @@ class WriterAdmin:
         """Count the requests that the processes of this server have sent to the object store."""
         del call  # as above
         requests.check_header(request.header)
-        prefix = self._engine.watermark
-        return self.store_use.reply(self._header(prefix.landed_seq, prefix.wal_id))
+        return self.store_use.reply(self._landed())
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call
@@ -234,10 +239,15 @@ class WriterAdmin:
         self._engine.check_serving()
         return self._ingests.ingest_sst(request)
 
+    def _landed(self) -> kv_pb2.ReplyHeader:
+        """Make the header of a reply that shows all that has landed."""
+        prefix = self._engine.watermark
+        return self._header(prefix.landed_seq, prefix.wal_id)
+
     def _reply(self) -> admin_pb2.StatusReply:
         engine = self._engine
         return admin_pb2.StatusReply(
-            header=self._header(engine.watermark.landed_seq, engine.watermark.wal_id),
+            header=self._landed(),
             writer=self._writer_status(),
             memtable=admin_pb2.MemtableStatus(
                 keys=engine.memtable.key_count,

@@ -92,7 +92,8 @@ class AdminServicer:
     """
 
     def Status(self, request, context):
-        """Describes this process and its state.
+        """Describes this process and its state. Callers without the verb ADMIN get no URL, no safekeepers
+        and no snapshots.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -17,7 +17,9 @@ class AdminStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusReply]
-    """Describes this process and its state."""
+    """Describes this process and its state. Callers without the verb ADMIN get no URL, no safekeepers
+    and no snapshots.
+    """
     Stats: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatsRequest, _admin_pb2.StatsReply]
     """Tells which requests the processes of this server have sent to the object store: what the bill
     of the store is made of.
@@ -51,7 +53,9 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.StatusRequest,
         context: _aio.ServicerContext[_admin_pb2.StatusRequest, _abc.Awaitable[_admin_pb2.StatusReply]],
     ) -> _abc.Awaitable[_admin_pb2.StatusReply]:
-        """Describes this process and its state."""
+        """Describes this process and its state. Callers without the verb ADMIN get no URL, no safekeepers
+        and no snapshots.
+        """
 
     @_abc_1.abstractmethod
     def Stats(

@@ -168,12 +168,32 @@ class NoSnapshots:
         raise errors.SnapshotNotFound(request.name)
 
 
+class NoAccess:
+    """Implements `AccessService` where nothing is enforced."""
+
+    def who_am_i(
+        self, _request: admin_pb2.WhoAmIRequest, call: Call
+    ) -> Answer[admin_pb2.WhoAmIReply]:
+        return admin_pb2.WhoAmIReply(principal=call.principal)
+
+    def get_policy(
+        self, _request: admin_pb2.GetAccessPolicyRequest, _call: Call
+    ) -> Answer[admin_pb2.GetAccessPolicyReply]:
+        return admin_pb2.GetAccessPolicyReply()
+
+    def set_policy(
+        self, request: admin_pb2.SetAccessPolicyRequest, _call: Call
+    ) -> Answer[admin_pb2.SetAccessPolicyReply]:
+        raise errors.PolicyChanged(f"it is not {request.policy.version}")
+
+
 class MemoryAdmin:
     """Implements `AdminService`, and records the loads that it got."""
 
     def __init__(self) -> None:
         self.loads: list[str] = []
         self.snapshots = NoSnapshots()
+        self.access = NoAccess()
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, _call: Call

@@ -12,12 +12,14 @@ from google.protobuf.message import Message
 
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime
+from shalekv.server.access.policies import AccessPolicies
 from shalekv.server.scans import OpenViews
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.server.status import MemoryUse, ProcessReport, StorePlace, StoreUse
 from shalekv.server.writer_service import WriterAdmin, WriterKv
-from shalekv.settings import LimitSettings, WriterSettings
+from shalekv.settings import AccessSettings, LimitSettings, StoreSettings, WriterSettings
 from shalekv.settings.budget import MemoryShares
+from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
 from shalekv.write.engine import WriterEngine
 from tests.kit.engine.databases import Database
@@ -92,14 +94,18 @@ class Serving(Calls):
         random: Random,
     ) -> None:
         clock = LoopClock()
+        runtime = Runtime(clock, random, InlineWorkers())
         self.store = store
         self.faulty = faulty  # store of the engine, which passes everything on to `store`
         self.engine = engine
-        self.kv = WriterKv(engine, views, limits, Runtime(clock, random, InlineWorkers()))
+        self.kv = WriterKv(engine, views, limits, runtime)
         memory = MemoryUse(MemoryShares(0, {}))
         use = StoreUse(StorePlace(store.url), clock)
         report = ProcessReport(clock, memory, url=store.url, open_ms=12.7)
-        self.admin = WriterAdmin(engine, settings, clock, report, use, header=self.kv.header)
+        policies = AccessPolicies(CasStore(faulty, runtime, StoreSettings()), AccessSettings())
+        self.admin = WriterAdmin(
+            engine, settings, clock, report, use, policies=policies, header=self.kv.header
+        )
 
     async def run(self) -> None:
         """Run the engine until it is closed or stopped."""

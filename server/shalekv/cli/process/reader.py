@@ -49,6 +49,7 @@ from shalekv.clock import MachineClock
 from shalekv.errors import ShaleError
 from shalekv.rpc.native_server import Door
 from shalekv.rpc.server import Server
+from shalekv.server.access.admin import AccessAdmin
 from shalekv.server.reader import Reader
 from shalekv.server.reader_service import ReaderAdmin, ReaderKv
 from shalekv.server.readiness import Readiness
@@ -345,6 +346,11 @@ class WholeAdmin:
     def snapshots(self) -> SnapshotAdmin:
         """The calls about snapshots, which concern the database."""
         return self._own.snapshots
+
+    @property
+    def access(self) -> AccessAdmin:
+        """The calls about access, which concern the database, or the caller."""
+        return self._own.access
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call
