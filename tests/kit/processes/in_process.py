@@ -19,6 +19,7 @@ from shalekv.errors import DatabaseExists
 from shalekv.format import names
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.server.access.guard import Guard
 from shalekv.server.database import create_database
 from shalekv.server.service import Call
 from shalekv.server.writer import Writer
@@ -93,11 +94,13 @@ async def running(
 
 
 @asynccontextmanager
-async def serving(store: ObjectStore, /, **groups: Group) -> AsyncIterator[Served]:
+async def serving(
+    store: ObjectStore, guard: Guard | None = None, /, **groups: Group
+) -> AsyncIterator[Served]:
     """Serve the database in `store`; `groups` as in `serve_settings`."""
     settings = serve_settings(**groups)
     with real_runtime() as runtime:
-        server = Server(settings.server, runtime, limits=settings.limits)
+        server = Server(settings.server, runtime, limits=settings.limits, guard=guard)
         try:
             async with running(store, settings, runtime) as writer:
                 await server.start(writer.kv, writer.admin, writer.watches)
