@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -22,7 +21,11 @@ from tests.kit.certificates import Authority
 AUDIENCE = "shalekv"
 PrivateKey: TypeAlias = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 Answer: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_CURVES = {"ES256": ec.SECP256R1, "ES384": ec.SECP384R1, "ES512": ec.SECP521R1}
+_CURVES: Mapping[str, ec.EllipticCurve] = {
+    "ES256": ec.SECP256R1(),
+    "ES384": ec.SECP384R1(),
+    "ES512": ec.SECP521R1(),
+}
 
 
 @cache
@@ -31,7 +34,7 @@ def private_key(algorithm: str, number: int = 0, bits: int = 2_048) -> PrivateKe
     if algorithm == "EdDSA":
         return ed25519.Ed25519PrivateKey.generate()
     if algorithm in _CURVES:
-        return ec.generate_private_key(_CURVES[algorithm]())
+        return ec.generate_private_key(_CURVES[algorithm])
     if algorithm != "RS256":
         return private_key("RS256", number, bits)
     return rsa.generate_private_key(65_537, bits)
@@ -106,7 +109,9 @@ async def token_issuer(folder: Path, port: int = 0) -> AsyncIterator[TokenIssuer
 @asynccontextmanager
 async def serving(issuer: TokenIssuer, port: int = 0) -> AsyncIterator[None]:
     """Answer requests until the end of the block; `port` 0 is a free one."""
-    runner = web.ServerRunner(web.Server(issuer.respond), shutdown_timeout=0.1)
+    application = web.Application()
+    application.router.add_get("/{path:.*}", issuer.respond)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=issuer.context)
     await site.start()
@@ -119,10 +124,10 @@ async def serving(issuer: TokenIssuer, port: int = 0) -> AsyncIterator[None]:
 
 async def megabytes(_request: web.Request) -> web.StreamResponse:
     """Answer with far more than keys could be."""
-    return web.Response(body=json.dumps({"keys": [], "x": "y" * 8_000_000}).encode())
+    return web.Response(body=b" " * 4_000_000 + b'{"keys": []}')
 
 
-async def nothing(_request: web.Request) -> web.StreamResponse:
+async def silence(_request: web.Request) -> web.StreamResponse:
     """Answer never."""
     await asyncio.Event().wait()
     raise AssertionError

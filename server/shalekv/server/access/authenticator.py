@@ -19,7 +19,8 @@ import asyncio
 import ipaddress
 import math
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from urllib.parse import unquote
@@ -106,33 +107,16 @@ class Authenticator:
 
     def _examine(self, credentials: Credentials) -> Identity | Awaitable[Identity]:
         peer = network_of(credentials.peer)
-        now_ms = self._clock.monotonic_ms()
-        self._failures.check(peer, now_ms)
-        try:
-            found = self._verify(credentials.authorization)
-        except Unauthenticated:
-            self._failures.add(peer, now_ms)
-            raise
-        if isinstance(found, Identity):
-            return self._proven(peer, found)
-        return self._examine_later(peer, found)
-
-    async def _examine_later(self, peer: str, verifying: Awaitable[Identity]) -> Identity:
-        try:
-            identity = await verifying
-        except Unauthenticated:
-            self._failures.add(peer, self._clock.monotonic_ms())
-            raise
+        self._failures.check(peer, self._clock.monotonic_ms())
+        with self._counting(peer):
+            token = _token_of(credentials.authorization)
+            identity = self._find(token)
+        if identity is None:
+            return self._find_later(peer, token)
         return self._proven(peer, identity)
 
-    def _verify(self, authorization: str) -> Identity | Awaitable[Identity]:
-        """Verify the value of the metadata. Raises as `identify`."""
-        if len(authorization) > AUTHORIZATION_CHARS_MAX:
-            raise Unauthenticated(f"`authorization` is longer than {AUTHORIZATION_CHARS_MAX}")
-        found = _BEARER.fullmatch(authorization)
-        if found is None:
-            raise Unauthenticated("`authorization` is not `Bearer` with a token")
-        token = found[1]
+    def _find(self, token: str) -> Identity | None:
+        """Return what a token proves, expired or not; None: `_find_later` has to wait for it."""
         if token.startswith(PREFIX):
             if self._tokens is None:
                 raise Unauthenticated("this server accepts no static tokens")
@@ -141,8 +125,23 @@ class Authenticator:
             raise Unauthenticated("this server accepts no tokens of this kind")
         return self._issuer.identify(token)
 
+    async def _find_later(self, peer: str, token: str) -> Identity:
+        assert self._issuer is not None  # nothing else has to be waited for
+        with self._counting(peer):
+            identity = await self._issuer.identify_later(token)
+        return self._proven(peer, identity)
+
+    @contextmanager
+    def _counting(self, peer: str) -> Iterator[None]:
+        """Count credentials that are not valid."""
+        try:
+            yield
+        except Unauthenticated:
+            self._failures.add(peer, self._clock.monotonic_ms())
+            raise
+
     def _proven(self, peer: str, identity: Identity) -> Identity:
-        """Return an identity that was proven. A token that has expired is no guess."""
+        """Return an identity that was proven. A token that has expired is not counted: no guess."""
         if self._has_expired(identity):
             raise Unauthenticated("the token has expired")
         self._failures.forgive(peer)
@@ -214,6 +213,18 @@ class PeerFailures:
     def forgive(self, peer: str) -> None:
         """Forget the failures of a peer: new credentials of it were valid."""
         self._of.pop(peer, None)
+
+
+def _token_of(authorization: str) -> str:
+    """Return the token in the value of the metadata. Raises `Unauthenticated`."""
+    if len(authorization) > AUTHORIZATION_CHARS_MAX:
+        raise Unauthenticated(
+            f"`authorization` is longer than {AUTHORIZATION_CHARS_MAX} characters"
+        )
+    found = _BEARER.fullmatch(authorization)
+    if found is None:
+        raise Unauthenticated("`authorization` is not `Bearer` with a token")
+    return found[1]
 
 
 def network_of(peer: str) -> str:

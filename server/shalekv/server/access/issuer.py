@@ -18,7 +18,7 @@ import asyncio
 import ipaddress
 import re
 import ssl
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from math import inf
@@ -94,16 +94,34 @@ class Issuer:
         except (IssuerTrouble, OSError, ValueError) as error:
             raise InvalidSetting(f"--oidc-issuer, --oidc-ca: {error}") from None
 
-    def identify(self, text: str) -> Identity | Awaitable[Identity]:
+    def identify(self, text: str) -> Identity | None:
         """Return the identity that a token proves, expired or not.
+
+        None: the keys have to be fetched first, for which `identify_later` waits.
 
         Raises `Unauthenticated`, and `IssuerUnavailable`.
         """
         token = parse_web_token(text, issuer=self._url, audience=self._audience)
         is_settled = not self._is_fetching and self._since_ms(self._began_ms) < ASKED_INTERVAL_MS
-        if is_settled or token.fitting(self._keys):
-            return self._verify(token)
-        return self._verify_later(token)
+        return self._verify(token) if is_settled or token.fitting(self._keys) else None
+
+    async def identify_later(self, text: str) -> Identity:
+        """Return the same when the fetch of the keys ends that runs now, or begins now."""
+        token = parse_web_token(text, issuer=self._url, audience=self._audience)
+        if len(self._waiting) >= WAITING_MAX:
+            raise IssuerUnavailable("too many tokens wait for the keys of their issuer")
+        if not self._is_fetching:
+            self._asked.set()
+        fetched = new_waiter()
+        self._waiting[fetched] = None
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await fetched
+        except TimeoutError:
+            raise IssuerUnavailable("the keys of the issuer were not fetched in time") from None
+        finally:
+            del self._waiting[fetched]
+        return self._verify(token)
 
     def has(self, key: object) -> bool:
         """Return whether a key counts."""
@@ -160,23 +178,6 @@ class Issuer:
             raise Unauthenticated("the issuer of the token has no key that fits it")
         now_ms = self._runtime.clock.wall_ms()
         return token.verify(self._keys, 0 if now_ms is None else now_ms)
-
-    async def _verify_later(self, token: WebToken) -> Identity:
-        """Verify a token when the fetch of the keys ends that runs now, or begins now."""
-        if len(self._waiting) >= WAITING_MAX:
-            raise IssuerUnavailable("too many tokens wait for the keys of their issuer")
-        if not self._is_fetching:
-            self._asked.set()
-        fetched = new_waiter()
-        self._waiting[fetched] = None
-        try:
-            async with asyncio.timeout(WAIT_S):
-                await fetched
-        except TimeoutError:
-            raise IssuerUnavailable("the keys of the issuer were not fetched in time") from None
-        finally:
-            del self._waiting[fetched]
-        return self._verify(token)
 
     def _since_ms(self, then_ms: float) -> float:
         return self._runtime.clock.monotonic_ms() - then_ms
