@@ -305,6 +305,7 @@ class Adapter:
             try:
                 permit = stack.enter_context(permitted)
             except ShaleError:
+                stream.close()
                 await _take_first(call)
                 raise
             if request_type is SessionRequest:

@@ -67,14 +67,12 @@ class Guarding:
         caller = None
         if self.guard is not None:
             shown = Credentials(call.peer, call.certificate, call.authorization)
-            caller = self.guard.caller_of(shown)
-        context = Call(call.peer, deadline_ms, request_id=call.request_id, end=end)
-        if caller is None:
-            pass
-        elif isinstance(caller, Caller):
-            context = replace(context, caller=caller)
-        else:
-            return _identified(context, caller)
+            found = self.guard.caller_of(shown)
+            if not isinstance(found, Caller):
+                nobody = Call(call.peer, deadline_ms, None, None, call.request_id, end)
+                return _identified(nobody, found)
+            caller = found
+        context = Call(call.peer, deadline_ms, None, caller, call.request_id, end)
         if deadline_ms is None and end is None and (caller is None or caller.problem is None):
             self._undated, self._shown = context, shown
         return context

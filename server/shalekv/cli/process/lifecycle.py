@@ -22,6 +22,7 @@ import resource
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, Protocol, TypeVar
@@ -41,6 +42,7 @@ from shalekv.rpc.native_server import Door
 from shalekv.rpc.server import READY, Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.access.audit import AuditFile, AuditLog
+from shalekv.server.access.guard import Guard
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
 from shalekv.server.status import ProcessReport
@@ -182,17 +184,18 @@ async def open_database(
 
 
 def bind(
-    settings: WriterConfig | ReaderConfig, runtime: Runtime, door: Door | None = None
+    settings: WriterConfig | ReaderConfig,
+    runtime: Runtime,
+    guard: Guard,
+    door: Door | None = None,
 ) -> Server:
     """Create a server bound to its port, or one that takes its connections from `door`.
 
     Raises `InvalidSetting`, and `OSError` if the port is in use.
     """
-    return bind_port(
-        lambda: Server(
-            settings.server, runtime, limits=settings.limits, door=door, tls=settings.tls
-        )
-    )
+    make = partial(Server, settings.server, runtime, limits=settings.limits, tls=settings.tls)
+    is_open = settings.access.open_services
+    return bind_port(lambda: make(door=door, guard=guard, open_services=is_open))
 
 
 def bind_port(make: Callable[[], BoundT]) -> BoundT:

@@ -26,13 +26,14 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
+from shalekv.cli.process.access import ProcessAccess, open_access, running_beside
 from shalekv.cli.process.lifecycle import (
     bind,
     open_audit_log,
@@ -47,8 +48,10 @@ from shalekv.cli.process.peers import open_links
 from shalekv.cli.process.shutdown import SIGNALLED, STOP_SIGNALS, Shutdown, StopRequest
 from shalekv.clock import MachineClock
 from shalekv.errors import ShaleError
+from shalekv.replica.join import OPEN_TIMEOUT_MS
 from shalekv.rpc.native_server import Door
 from shalekv.rpc.server import Server
+from shalekv.runtime import Runtime
 from shalekv.server.access.admin import AccessAdmin
 from shalekv.server.reader import Reader
 from shalekv.server.reader_service import ReaderAdmin, ReaderKv
@@ -58,10 +61,12 @@ from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.server.status import ProcessReport, ProcessUse, process_requests
 from shalekv.server.whole_status import add_status
 from shalekv.settings import ReaderConfig
-from shalekv.store.api import RequestKind
+from shalekv.store.api import ObjectStore, RequestKind
+from shalekv.store.retry import RefusalPolicy
 from shalekv.v1 import admin_pb2
 from shalekv.watch.stream import Watches
 from shalekv.wording import Trouble
+from shalekv.write.quorum.links import Links
 
 MESSAGE_BYTES_MAX = 64 << 20  # a status of 1,000 snapshots takes 100 KB
 # How long a status waits for the parent, which waits for the other processes.
@@ -147,22 +152,6 @@ class ToParent(_Message):
     status: bytes | None = None  # empty: it cannot say
 
 
-@asynccontextmanager
-async def _running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work` in a task while entered. Raises the error of the block as it is, in no group."""
-    failure: Exception | None = None
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(work)
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - raised below, after the task has ended
-            failure = error
-        finally:
-            task.cancel()
-    if failure is not None:
-        raise failure
-
-
 class ParentLink:
     """The socket to the parent."""
 
@@ -189,7 +178,7 @@ class ParentLink:
             sock=self._socket, limit=MESSAGE_BYTES_MAX
         )
         try:
-            async with _running_beside(self._read(reader)):
+            async with running_beside(self._read(reader)):
                 yield
         finally:
             self._writer.close()
@@ -278,7 +267,7 @@ class SharedReader:
     async def run(self) -> None:
         """Run the reader, and answer the parent meanwhile."""
         try:
-            async with _running_beside(self._answer()):
+            async with running_beside(self._answer()):
                 await self._reader.run()
         finally:
             self._link.send(ToParent(is_ending=True))
@@ -437,10 +426,11 @@ async def read_database(
             open_runtime(settings) as runtime,
             open_database(settings, runtime) as store,
             open_links(settings.tls, settings.server.wire) as links,
+            open_access(settings, store, runtime, audit) as access,
         ):
-            server = bind(settings, runtime, None if link is None else link.door)
+            server = bind(settings, runtime, access.guard, None if link is None else link.door)
             _log.info("opening", url=store.url)
-            opening = Reader.open(store, settings=settings, runtime=runtime, links=links)
+            opening = _open_reader(settings, store, runtime, links, access)
             reader = await open_behind(server, stop, opening)
             if reader is None:
                 return
@@ -452,6 +442,20 @@ async def read_database(
                 link.send(ToParent(is_serving=True))
             await run_role(role, server, stop, settings.server.shutdown_grace_ms)
     _log.info("stopped")
+
+
+async def _open_reader(
+    settings: ReaderConfig,
+    store: ObjectStore,
+    runtime: Runtime,
+    links: Links,
+    access: ProcessAccess,
+) -> Reader:
+    with RefusalPolicy(store.sent, runtime).opening(OPEN_TIMEOUT_MS):
+        await access.load()
+    return await Reader.open(
+        store, settings=settings, runtime=runtime, links=links, policies=access.policies
+    )
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from shalekv.cli.process.access import ProcessAccess, open_access
 from shalekv.cli.process.lifecycle import (
     bind,
     open_audit_log,
@@ -91,6 +92,7 @@ class WriterContext:
     links: Links  # to the safekeepers, if the database has any
     server: Server
     announce: Callable[[str], None]  # called with HOST:PORT when it serves
+    access: ProcessAccess
     audit: AuditLog | None
 
     @property
@@ -118,6 +120,7 @@ async def _open(context: WriterContext) -> Writer:
     if settings.database.create:
         await _create(context)
     await check_wal_mode(store, runtime, settings.store, settings.database)
+    await context.access.load()
     return await Writer.open(
         store,
         settings=settings,
@@ -125,6 +128,7 @@ async def _open(context: WriterContext) -> Writer:
         advertise=context.address,
         since_epoch=since_epoch,
         links=context.links,
+        policies=context.access.policies,
     )
 
 
@@ -172,9 +176,12 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
             open_runtime(settings) as runtime,
             open_database(settings, runtime) as store,
             open_links(settings.tls, settings.server.wire) as links,
+            open_access(settings, store, runtime, audit) as access,
         ):
-            server = bind(settings, runtime)
-            context = WriterContext(settings, runtime, store, links, server, announce, audit)
+            server = bind(settings, runtime, access.guard)
+            context = WriterContext(
+                settings, runtime, store, links, server, announce, access, audit
+            )
             if settings.election.elect:
                 await serve_when_elected(context, stop)
             else:

@@ -26,8 +26,13 @@ class Policies(Protocol):
         """The newest policy that is known; another object after each change."""
         ...
 
+    @property
+    def is_stale(self) -> bool:
+        """Return whether there may be a newer policy for too long."""
+        ...
+
     def check(self) -> None:
-        """Raise `PolicyUnknown` if the policy is enforced, and there may be a newer one."""
+        """Raise `PolicyUnknown` if the policy is stale."""
         ...
 
     def listen(self, changed: Callable[[], None]) -> None:

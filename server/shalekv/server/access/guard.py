@@ -176,13 +176,14 @@ class Guard:
                 async with asyncio.timeout(SWEEP_S):
                     await self._changed.wait()
             self._changed.clear()
+            self._judge()
             await self._sweep()
 
     def _check(self, caller: Caller, request: Message) -> None:
         policies = self.policies
+        policies.check()
         if not policies.policy.is_enforced:
             return
-        policies.check()
         try:
             needs = needs_of(request)
         except KeyError:
@@ -257,7 +258,8 @@ class Guard:
     def _judge(self) -> None:
         if self._audit is not None:
             self._audit.use_secret(self.policies.policy.secret)
-        self.is_open = not self.policies.policy.is_enforced and self._audit is None
+        is_known = not self.policies.is_stale
+        self.is_open = is_known and not self.policies.policy.is_enforced and self._audit is None
 
     def _on_change(self) -> None:
         self._judge()
