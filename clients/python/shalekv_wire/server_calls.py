@@ -43,9 +43,13 @@ class Unary:
 
     The handler is called without a task as soon as the request is complete. It replies at once or
     later; an exception ends the call with INTERNAL.
+
+    `check` is called when a request does not arrive at once with the header of its call: it may end
+    the call, so that nothing more of the request is received. No handler is called then.
     """
 
     handler: UnaryHandler
+    check: Callable[[ServerCall], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,9 @@ class ServerCall(Stream):
         self.has_header = False  # the header of the response was sent
         self.is_compressed = False  # replies are compressed by gzip
         self.held_bytes = 0  # counted by `keep`
+
+    def check(self) -> None:
+        """End the call, or not, before more of its request is received."""
 
     def keep(self, size: int) -> bool:
         """Count bytes until `release`; False: there are too many, and the call ends."""
@@ -260,20 +267,25 @@ class ServerCall(Stream):
 class UnaryCall(ServerCall):
     """A call with one request and one reply."""
 
-    __slots__ = ("_handler", "_is_kept", "_request")
+    __slots__ = ("_is_kept", "_method", "_request")
 
     def __init__(
         self,
         connection: CallOwner,
         stream_id: int,
         head: RequestHead,
-        handler: UnaryHandler,
+        method: Unary,
     ) -> None:
-        """`handler` is called with the request."""
+        """The handler of `method` is called with the request."""
         super().__init__(connection, stream_id, head)
-        self._handler = handler
+        self._method = method
         self._request: bytes | None = None
         self._is_kept = False  # the request is counted, since its stream has not ended with it
+
+    def check(self) -> None:
+        """End the call if its method has a reason."""
+        if self._method.check is not None:
+            self._method.check(self)
 
     def on_message(self, message: bytes) -> None:
         """Take the request."""
@@ -303,7 +315,7 @@ class UnaryCall(ServerCall):
             self.end(StatusCode.INTERNAL, "a call without a request")
             return
         try:
-            self._handler(self, request)
+            self._method.handler(self, request)
         except Exception:  # noqa: BLE001 - a bug in one call must not end others
             _log.exception("unexpected error in the handler of %s", self.path)
             self.end(StatusCode.INTERNAL, "unexpected error in the server")

@@ -117,10 +117,13 @@ class ServerConnection(Connection[ServerCall]):
             self.finish_drain()
 
     def _keep_open_calls(self) -> None:
-        """Count the new calls whose requests are not complete, and watch their deadlines."""
+        """Check and count new calls whose requests are not complete; watch their deadlines."""
         for call in self._begun:
+            if call.is_remote_done:
+                continue
+            call.check()
             size = call.head.size_bytes + CALL_OVERHEAD_BYTES
-            if not call.is_remote_done and call.keep(size) and call.deadline_s is not None:
+            if not call.is_local_done and call.keep(size) and call.deadline_s is not None:
                 self.host.watch_deadline(call)
         self._begun.clear()
 
@@ -173,7 +176,7 @@ class ServerConnection(Connection[ServerCall]):
             self._refuse_head(stream_id, head, ends=ends)
             return
         if isinstance(method, Unary):
-            call: ServerCall = UnaryCall(self, stream_id, head, method.handler)
+            call: ServerCall = UnaryCall(self, stream_id, head, method)
             self.streams[stream_id] = call
         else:
             call = stream = StreamCall(self, stream_id, head)
@@ -187,7 +190,9 @@ class ServerConnection(Connection[ServerCall]):
     def _refuse_head(self, stream_id: int, head: RequestHead, *, ends: bool) -> None:
         if head.http_status != HTTP_OK:
             kept = RequestHead(content_length=head.content_length, http_status=head.http_status)
-            plain = self.streams[stream_id] = PlainRequest(self, stream_id, kept, ServerCall.reply)
+            plain = self.streams[stream_id] = PlainRequest(
+                self, stream_id, kept, Unary(ServerCall.reply)
+            )
             if ends:
                 self._end(plain)
         elif head.problem:

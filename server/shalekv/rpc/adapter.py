@@ -193,7 +193,13 @@ class Adapter:
                 count.add(now_ns() - began_ns, has_failed=True)
                 self.fail(call, error)
 
-        return Unary(handle)
+        def check(call: ServerCall) -> None:
+            try:
+                guarding.check(call, request_type(), lambda error: self.fail(call, error))
+            except ShaleError as error:
+                self.fail(call, error)
+
+        return Unary(handle, None if guard is None else check)
 
     def unary_stream(
         self,

@@ -98,7 +98,7 @@ def logged(path: str, method: Method) -> Method:
             call.on_cancel = logged_call.cancel
             answer(logged_call, data)  # type: ignore[arg-type]  # what the adapter uses of one
 
-        return Unary(handle)
+        return Unary(handle, method.check)
     serve = method.handler
 
     async def handle_stream(call: StreamCall) -> None:

@@ -42,6 +42,7 @@ class Guarding:
         self._checked_as = checked_as
         self._undated = Call()  # that of the last call without a deadline
         self._shown = Credentials("")  # of that call
+        self._checks: set[asyncio.Task[None]] = set()
 
     def context(self, call: ServerCall, end: EndStream | None = None) -> Call | Awaitable[Call]:
         """Return the context of a call; calls of one connection without a deadline share one.
@@ -76,6 +77,31 @@ class Guarding:
         if deadline_ms is None and end is None and (caller is None or caller.problem is None):
             self._undated, self._shown = context, shown
         return context
+
+    def check(self, call: ServerCall, kind: Message, refuse: EndStream) -> None:
+        """Check who calls, while the rest of a request of the type of `kind` is still to come.
+
+        Raises as `Guard.check`; calls `refuse` with the error if it takes time to find out.
+        """
+        kind = self._checked_as or kind
+        if self.guard is None or self.guard.is_open:
+            return
+        caller = self.guard.caller_of(Credentials(call.peer, call.certificate, call.authorization))
+        if isinstance(caller, Caller):
+            self.guard.check(caller, kind)
+        else:
+            task = asyncio.ensure_future(self._check_late(caller, kind, refuse))
+            self._checks.add(task)
+            task.add_done_callback(self._checks.discard)
+
+    async def _check_late(
+        self, caller: Awaitable[Caller], kind: Message, refuse: EndStream
+    ) -> None:
+        assert self.guard is not None
+        try:
+            self.guard.check(await caller, kind)
+        except ShaleError as error:
+            refuse(error)
 
     def answer(
         self,

@@ -23,7 +23,7 @@ from shalekv.protocol.access import ANONYMOUS, Verb
 from shalekv.server.access.audit import AuditEntry, AuditLog, Outcome
 from shalekv.server.access.caller import Caller, Policies
 from shalekv.server.access.identity import Credentials, Identity
-from shalekv.server.access.needs import ANYTHING, Needs, needs_of
+from shalekv.server.access.needs import ANYTHING, TABLE, Needs, needs_of
 from shalekv.server.access.quotas import Charge, Quotas
 from shalekv.server.access.quotas import charge as charge_of
 from shalekv.server.service import Call
@@ -158,6 +158,13 @@ class Guard:
         elif charge is None:
             return None
         return Permit(charge, entry)
+
+    def check(self, caller: Caller, kind: Message) -> None:
+        """Raise as `begin` if the caller may send no request of this kind, whatever is in it."""
+        if self.policies.policy.is_enforced:
+            self._check_identity(caller)
+            if type(kind) not in TABLE or needs_of(kind) is not None:
+                self._check_needs(caller, ANYTHING)
 
     def keep(self, call: Call, request: Message, end: Callable[[ShaleError], None]) -> OpenStream:
         """Call `end` with an error when the caller may not go on with a stream, until `leave`."""

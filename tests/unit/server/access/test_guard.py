@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 import grpc
 import pytest
 
 from shalekv.protocol.access import Policy, Verb
 from shalekv.server.access.guard import Guard
 from shalekv.v1 import kv_pb2
-from tests.kit.serving.guarded import HeldPolicy, KnownTokens, policy_of, prefix, shown
+from shalekv_wire import frames
+from shalekv_wire.headers import literal
+from tests.kit.serving.guarded import BEARER, HeldPolicy, KnownTokens, policy_of, prefix, shown
 from tests.kit.serving.memory_service import MemoryKv
 from tests.kit.serving.rpc import failure, serving_of
+from tests.wire.serving import request
 
 MINE = policy_of(alice=prefix(b"a/", Verb.READ, Verb.WRITE))
 
@@ -70,3 +76,36 @@ async def test_without_a_policy_everything_is_allowed_to_everybody() -> None:
         for name in ("", "alice", "mallory"):
             await it.kv.Put(kv_pb2.PutRequest(key=b"k"), metadata=shown(name))
         assert [call.principal for call in it.service.calls] == ["", "token:alice", ""]
+
+
+async def begun(address: str, name: str, method: str, size_bytes: int) -> bytes:
+    """Begin a call with a large request, of which nearly nothing is sent; return what the server
+    answers at once.
+    """
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    fields = [(b"authorization", BEARER.encode() + name.encode())] if name else []
+    header = request(1, method, b"", *fields)[: -frames.HEADER_BYTES - 5]
+    piece = frames.frame(frames.DATA, 0, 1, b"\0" + size_bytes.to_bytes(4, "big") + bytes(1_000))
+    writer.write(frames.PREFACE + frames.settings_frame({}) + header + piece)
+    received = b""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.3):
+            while b"grpc-status" not in received:
+                more = await reader.read(1 << 16)
+                assert more, received
+                received += more
+    writer.close()
+    return received
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("", b"16"), ("mallory", b"16"), ("bob", b"7"), ("alice", b"")]
+)
+async def test_large_requests_of_strangers_are_not_read(name: str, status: bytes) -> None:
+    """Whoever may do nothing is refused before a large request is received."""
+    guard = Guard(KnownTokens("alice", "bob"), HeldPolicy(MINE))
+    async with serving_of(MemoryKv(), guard=guard, wire="native") as it:
+        received = await begun(it.server.listen, name, "/shalekv.v1.KV/Put", 10 << 20)
+        assert (literal(b"grpc-status", status) in received) == bool(status)
+        assert (b"grpc-status" in received) == bool(status)
