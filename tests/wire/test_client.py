@@ -12,7 +12,7 @@ import pytest
 from shalekv_wire import frames
 from shalekv_wire.client import ChannelOptions, WireChannel
 from shalekv_wire.frames import ErrorCode
-from shalekv_wire.headers import literal
+from shalekv_wire.headers import HeaderDecoder, literal, request_head
 from shalekv_wire.server import ServerOptions
 from shalekv_wire.status import CallFailed, StatusCode
 from shalekv_wire.stream import Limits
@@ -392,6 +392,29 @@ async def test_a_stream_whose_last_message_is_cut_off_has_failed() -> None:
         peer.send(frames.header_frames(GRPC, 0, 1) + cut_off + end)
         with pytest.raises(CallFailed, match="INTERNAL: the last message is cut off"):
             await call.read()
+
+
+async def test_metadata_of_a_channel_goes_with_every_call() -> None:
+    """It is encoded once for each connection, and also when the table of fields is full."""
+    fits, beyond = "f" * 64, "b" * 4_096
+    decoder = HeaderDecoder(request_head, list_bytes_max=16_384)
+    async with raw_server() as (address, peers), channel(address) as client:
+        sizes: dict[str, list[int]] = {}
+
+        connecting = asyncio.create_task(client.wait_ready(10))
+        peer = await greeted(peers)
+        await connecting
+        for value in ("first", fits, beyond, fits):
+            client.set_metadata([("authorization", value)])
+            for _ in range(2):
+                call = asyncio.ensure_future(client.unary(ECHO, b"x", metadata=[("own", "1")]))
+                _, _, _, block = await peer.receive(frames.HEADERS)
+                own = (("authorization", value), ("own", "1"))
+                assert tuple(decoder.decode(block).metadata)[-2:] == own
+                sizes.setdefault(value, []).append(len(block))
+                call.cancel()
+    assert sizes["first"][1] == sizes[fits][1] == sizes[fits][2] == sizes[fits][3]
+    assert sizes[beyond] == [len(beyond) + sizes["first"][1] + 17] * 2
 
 
 async def test_metadata_over_the_limit_of_the_server_is_not_sent() -> None:

@@ -68,6 +68,13 @@ class Channel(Protocol):
         """Begin a call in which either side may send any number of messages."""
         ...
 
+    def set_metadata(self, metadata: Metadata) -> None:
+        """Send `metadata` with every call that begins from now on, beside that of the call.
+
+        Raises ValueError, which does not repeat the values: a key or a value cannot be sent.
+        """
+        ...
+
     async def wait_ready(self, timeout_s: float) -> None:
         """Connect, unless there is a connection.
 

@@ -17,6 +17,8 @@ from shalekv_wire.client_connection import (
     UnaryClientCall,
 )
 from shalekv_wire.deadlines import Deadlines
+from shalekv_wire.fields import Fields
+from shalekv_wire.headers import plain_fields
 from shalekv_wire.sending import Sender
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
 from shalekv_wire.stream import Limits, ReceivedBytes
@@ -71,6 +73,16 @@ class WireChannel:
         self._connecting: asyncio.Task[None] | None = None
         self._backoff = _Backoff(self.options)
         self._is_closed = False
+        self._fields: Fields = ()  # of every call
+
+    def set_metadata(self, metadata: Metadata) -> None:
+        """Send `metadata` with every call that begins from now on, beside that of the call.
+
+        It is encoded once for each connection. Raises ValueError as `plain_fields`.
+        """
+        self._fields = plain_fields(metadata)
+        for transport in self._transports:
+            transport.connection.set_fields(self._fields)
 
     def unary(
         self, path: str, request: bytes, *, timeout_s: float | None = None, metadata: Metadata = ()
@@ -219,6 +231,7 @@ class WireChannel:
 
     async def _open_transport(self) -> _ClientTransport:
         transport = _ClientTransport(self)
+        transport.connection.set_fields(self._fields)
         try:
             if self.address.startswith(UNIX_PREFIX):
                 path = self.address.removeprefix(UNIX_PREFIX)

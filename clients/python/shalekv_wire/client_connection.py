@@ -12,7 +12,7 @@ from typing import Protocol
 from shalekv_wire import frames
 from shalekv_wire.connection import CONNECTION_WINDOW, Connection
 from shalekv_wire.deadlines import Deadlines
-from shalekv_wire.fields import ENTRY_OVERHEAD_BYTES
+from shalekv_wire.fields import ENTRY_OVERHEAD_BYTES, Fields
 from shalekv_wire.frames import DEFAULT_WINDOW, PREFACE, WINDOW_MAX, ConnectionFault, ErrorCode
 from shalekv_wire.headers import (
     CONTENT_TYPE,
@@ -394,6 +394,7 @@ class ClientConnection(Connection[ClientCall]):
             (b"user-agent", user_agent.encode("latin-1")),
             (b"grpc-accept-encoding", b"identity,gzip"),
         )
+        self._common: Fields = ()  # of every call
         self._blocks: dict[str, bytes] = {}  # the fields of each path, encoded
         self._streams_max = WINDOW_MAX  # of the server
         self._list_bytes_max: int | None = None  # of the server; None: it has not said
@@ -411,6 +412,11 @@ class ClientConnection(Connection[ClientCall]):
             )
             + frames.window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW)
         )
+
+    def set_fields(self, fields: Fields) -> None:
+        """Send these fields with every call from now on."""
+        self._common = fields
+        self._blocks.clear()
 
     @property
     def can_open(self) -> bool:
@@ -447,7 +453,7 @@ class ClientConnection(Connection[ClientCall]):
         if self._list_bytes_max is None:
             return True
         path = (b":path", call.path.encode("latin-1"))
-        fields = (*_POST_HTTP_FIELDS, path, *self._fields)
+        fields = (*_POST_HTTP_FIELDS, path, *self._fields, *self._common)
         size = sum(len(name) + len(value) + ENTRY_OVERHEAD_BYTES for name, value in fields)
         size += call.metadata_bytes + (TIMEOUT_FIELD_BYTES if call.deadline_s is not None else 0)
         if size <= self._list_bytes_max:
@@ -461,12 +467,13 @@ class ClientConnection(Connection[ClientCall]):
 
     def _encode(self, path: str) -> bytes:
         fields = self.sender.fields
-        all_fields = ((b":path", path.encode("latin-1")), *self._fields)
-        if not all(fields.knows(*field) for field in all_fields):
-            self._blocks.clear()  # what is added shifts the indices in the others
-            return _POST_HTTP + b"".join(fields.repeated(*field) for field in all_fields)
+        all_fields = ((b":path", path.encode("latin-1")), *self._fields, *self._common)
+        count = len(fields)
         block = _POST_HTTP + b"".join(fields.repeated(*field) for field in all_fields)
-        self._blocks[path] = block
+        if len(fields) == count:
+            self._blocks[path] = block
+        else:
+            self._blocks.clear()  # what was added shifts the indices in the others
         return block
 
     def ping(self) -> None:

@@ -205,6 +205,10 @@ class FieldEncoder:
         """Return whether the next block must begin with `take_prefix`."""
         return bool(self._prefix)
 
+    def __len__(self) -> int:
+        """Return the number of fields in the dynamic table, which only grows."""
+        return len(self._indices)
+
     def knows(self, name: bytes, value: bytes) -> bool:
         """Return whether the field is in the dynamic table."""
         return (name, value) in self._indices
@@ -257,9 +261,17 @@ def _integer(number: int, prefix_bits: int, pattern: int) -> bytes:
 def metadata_fields(metadata: Metadata) -> bytes:
     """Encode metadata; binary values (of keys that end with -bin) in base64.
 
-    Raises ValueError: a key or a value cannot be sent.
+    Raises ValueError as `plain_fields`.
     """
-    encoded = bytearray()
+    return b"".join(literal(*field) for field in plain_fields(metadata))
+
+
+def plain_fields(metadata: Metadata) -> Fields:
+    """Return metadata as fields; binary values (of keys that end with -bin) in base64.
+
+    Raises ValueError, which does not repeat the values: a key or a value cannot be sent.
+    """
+    fields: list[tuple[bytes, bytes]] = []
     for key, value in metadata:
         name = key.encode("ascii")
         data = value if isinstance(value, bytes) else value.encode("latin-1")
@@ -267,8 +279,8 @@ def metadata_fields(metadata: Metadata) -> bytes:
             data = base64.b64encode(data).rstrip(b"=")
         if not _NAME.fullmatch(name) or _BAD_VALUE.search(data):
             raise ValueError(f"metadata with the key {key!r} cannot be sent")
-        encoded += literal(name, data)
-    return bytes(encoded)
+        fields.append((name, data))
+    return tuple(fields)
 
 
 def list_bytes(metadata: Metadata) -> int:

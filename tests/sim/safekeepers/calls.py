@@ -265,6 +265,9 @@ class SimChannel:
         self._state = State.IDLE
         self._waiting: list[asyncio.Future[None]] = []
 
+    def set_metadata(self, metadata: Metadata) -> None:
+        assert not metadata
+
     async def wait_ready(self, timeout_s: float) -> None:
         if self._state is State.FAILED:
             self._state = State.IDLE

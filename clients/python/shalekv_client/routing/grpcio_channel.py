@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
-from shalekv_wire.tls import TlsContexts, TlsFiles
 
 Options: TypeAlias = Sequence[tuple[str, int | str]]
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
@@ -62,54 +61,35 @@ def _own_errors(ending: Callable[[], CallFailed | None] = lambda: None) -> Itera
 class GrpcioChannel:
     """A `shalekv_wire.calls.Channel` by grpcio. Needs a running event loop."""
 
-    def __init__(
-        self, address: str, options: Options, tls: TlsFiles | None = None, server_name: str = ""
-    ) -> None:
-        """Create a channel with `options` of gRPC's core, which connects at its first call.
-
-        Other than those of `shalekv_wire`, it keeps the files of `tls` that it has read at first,
-        until it cannot connect. `server_name` is what the certificate of the server must have, if
-        that is not the host of `address`. Connections to unix:PATH have no TLS.
-
-        Raises:
-            UnusableFiles: as `TlsContexts`.
-        """
+    def __init__(self, address: str, options: Options) -> None:
+        """Create a channel with `options` of gRPC's core, which connects at its first call."""
         asyncio.get_running_loop()  # without a loop, the channel would belong to another one
         self.address = address
-        is_path = address.startswith("unix:")
-        self._tls = None if tls is None or is_path else TlsContexts(tls, is_server=False)
-        more = [("grpc.ssl_target_name_override", server_name)] if server_name else []
-        self._options = [*options, *more]
-        self._channel = self._open()
+        self._options = options
+        self._metadata: Metadata = ()  # of every call
+        self._channel = grpc.aio.insecure_channel(address, options=options)
 
-    def _open(self) -> grpc.aio.Channel:
-        if self._tls is None:
-            return grpc.aio.insecure_channel(self.address, options=self._options)
-        self._tls.current()
-        files = self._tls.contents
-        credentials = grpc.ssl_channel_credentials(
-            files.authority or None, files.key or None, files.certificate or None
-        )
-        return grpc.aio.secure_channel(self.address, credentials, options=self._options)
+    def set_metadata(self, metadata: Metadata) -> None:
+        self._metadata = tuple(metadata)
 
     async def unary(
         self, path: str, request: bytes, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> bytes:
         method: _UnaryMulticallable = self._channel.unary_unary(path)
         with _own_errors():
-            return await method(request, timeout=timeout_s, metadata=tuple(metadata))
+            return await method(request, timeout=timeout_s, metadata=(*self._metadata, *metadata))
 
     def stream(
         self, path: str, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> GrpcioStream:
         method: _Multicallable = self._channel.stream_stream(path)
-        return GrpcioStream(method(timeout=timeout_s, metadata=tuple(metadata)))
+        return GrpcioStream(method(timeout=timeout_s, metadata=(*self._metadata, *metadata)))
 
     async def wait_ready(self, timeout_s: float) -> None:
         if self._channel.get_state() is _State.TRANSIENT_FAILURE:
             # It would wait before it tries again, and report the failure until then. It is closed
             # when nothing refers to it any more.
-            self._channel = self._open()
+            self._channel = grpc.aio.insecure_channel(self.address, options=self._options)
         state = self._channel.get_state(try_to_connect=True)
         try:
             async with asyncio.timeout(timeout_s):
