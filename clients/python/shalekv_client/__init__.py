@@ -49,6 +49,7 @@ from shalekv_client.errors import (
     OutcomeUnknown,
     Overloaded,
     PageExpired,
+    PermissionDenied,
     QuotaExceeded,
     RangeTooCostly,
     ReplyTooLarge,
@@ -60,6 +61,7 @@ from shalekv_client.errors import (
     Stopping,
     StreamTooSlow,
     TooStale,
+    Unauthenticated,
     Unimplemented,
     Unreachable,
     WalCollected,
@@ -68,7 +70,15 @@ from shalekv_client.errors import (
 )
 from shalekv_client.ingest import Ingested
 from shalekv_client.operations import Get, TxnOperation
-from shalekv_client.policies import Consistency, Durability, ReadLevel, ReadPolicy, Role, Wire
+from shalekv_client.policies import (
+    Consistency,
+    Durability,
+    ReadLevel,
+    ReadPolicy,
+    Role,
+    TlsOptions,
+    Wire,
+)
 from shalekv_client.results import (
     Commit,
     Entry,
@@ -173,6 +183,7 @@ __all__ = [
     "OutcomeUnknown",
     "Overloaded",
     "PageExpired",
+    "PermissionDenied",
     "Present",
     "ProcessRequests",
     "ProcessState",
@@ -214,9 +225,11 @@ __all__ = [
     "SyncScan",
     "SyncSession",
     "SyncWatch",
+    "TlsOptions",
     "TooStale",
     "TxnOperation",
     "TxnResult",
+    "Unauthenticated",
     "Unimplemented",
     "Unreachable",
     "Value",

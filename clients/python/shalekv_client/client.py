@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable
+from pathlib import Path
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -16,6 +17,7 @@ from shalekv_client import operations
 from shalekv_client.changes import Change, Compare, Condition
 from shalekv_client.closing import AsyncCloseable
 from shalekv_client.error_table import too_large
+from shalekv_client.errors import ShaleKVError
 from shalekv_client.ingest import IngestCalls
 from shalekv_client.operations import (
     ADMIN,
@@ -33,6 +35,7 @@ from shalekv_client.policies import (
     ReadLevel,
     ReadPolicy,
     Routing,
+    TlsOptions,
     Wire,
 )
 from shalekv_client.results import Commit, Stats, TxnResult, Value, stats_of
@@ -46,6 +49,7 @@ from shalekv_client.retry import (
     RetryPolicy,
 )
 from shalekv_client.routing.fleet import STATUS, Fleet
+from shalekv_client.routing.security import Security, TokenFunction
 from shalekv_client.routing.servers import (
     MESSAGE_BYTES_MAX,
     ConnectionOptions,
@@ -284,6 +288,14 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
     go to a server chosen by the policy `reads`, and to another one when that does not answer.
     Whichever server answers, reads of level COMMITTED show what this client has written or seen
     before: see `token`.
+
+    With `tls`, all connections are encrypted, also those to addresses that servers report: see
+    `TlsOptions`; True: servers are verified by the authorities of the system. An `access_token`
+    says who the client is, and goes with every call. It is a text, or a function that returns one,
+    or what is awaited for one. The function is called in a thread, once a minute, and when a server
+    has refused the token. A file is read once a second, and then as well. A refused call is
+    repeated once if there is another token. Without TLS, a token is sent only within the machine,
+    unless `insecure_token` says that the network is trusted.
     """
 
     def __init__(  # noqa: PLR0913 (all but the first are options)
@@ -301,6 +313,10 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
         hedge_ms: int | None = None,
         replica_wait_ms: int = 1_000,
         wire: Wire | str | None = None,
+        tls: TlsOptions | bool = False,
+        access_token: str | TokenFunction | None = None,
+        access_token_file: str | Path | None = None,
+        insecure_token: bool = False,
     ) -> None:
         """Create a client, which connects at its first call. Needs a running event loop.
 
@@ -316,10 +332,9 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
         first answer counts. When a reader has not answered within `replica_wait_ms`, the next
         server is asked, so that a lagging reader does not use up the time of the call.
 
-        See `Wire` for `wire`; the default is that of the environment variable SHALEKV_CLIENT_WIRE,
-        or `Wire.NATIVE`.
-
-        Raises ValueError for a malformed address, option or token.
+        The default of `wire` is that of SHALEKV_CLIENT_WIRE in the environment, or `Wire.NATIVE`.
+        Raises ValueError for a malformed address, option or
+        token, and for files that cannot be used; OSError if that of the token cannot be read.
         """
         self.addresses = checked_addresses(address)
         self.address = self.addresses[0]
@@ -329,9 +344,12 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
         self._is_session = Consistency(consistency) is Consistency.SESSION
         self._retry = retry or RetryPolicy()
         self._keys = IdempotencyKeys()
+        security = Security.of(
+            self.addresses, tls, access_token, access_token_file, is_insecure=insecure_token
+        )
         self.fleet = Fleet(
             self.addresses,
-            how=ConnectionOptions(message_bytes_max, coalesce=coalesce, wire=chosen_wire(wire)),
+            how=ConnectionOptions(message_bytes_max, coalesce, chosen_wire(wire), security),
             routing=Routing(ReadPolicy(reads), hedge_ms, replica_wait_ms),
             retry=self._retry,
         )
@@ -357,7 +375,8 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
         """The newest state that this client has seen; None before the first reply.
 
         Another client, in this process or another, that gets the token by `advance` or when it is
-        created sees this state or a newer one; `str(token)` is the token as text. The state
+        created sees this state or a newer one; `str(token)` is the token as text. It is no secret,
+        and none of those that say who the client is (`access_token`). The state
         includes what this client has written, except writes of durability MEMORY, and what it has
         read, except reads of level UNCOMMITTED: a crash may revoke those.
         """
@@ -463,16 +482,22 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
         At most `bytes_max` bytes of its operations are sent and unanswered at a time; see
         `Session.ready`.
         """
-        self.fleet.check_open()
+        fleet, number, timeout_ms = self.fleet, 0, self._timeout_ms
+        fleet.check_open()
 
-        async def writer() -> Server:
-            return await self.fleet.pick(Destination.WRITER, self._timeout_ms)
+        async def writer(refusal: ShaleKVError | None) -> Server:
+            nonlocal number
+            if refusal is not None and not await fleet.renewed(number, timeout_ms):
+                raise refusal
+            server = await fleet.pick(Destination.WRITER, timeout_ms)
+            number = fleet.token_number
+            return server
 
         session = Session(
             writer,
             address=self.address,
             bytes_max=bytes_max,
-            silence_ms=self._timeout_ms,
+            silence_ms=timeout_ms,
             message_bytes_max=self._message_bytes_max,
         )
         self._sessions.add(session)

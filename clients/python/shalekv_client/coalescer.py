@@ -26,7 +26,9 @@ from shalekv_client.errors import (
     ErrorDetails,
     InvalidRequest,
     NotSent,
+    PermissionDenied,
     ShaleKVError,
+    Unauthenticated,
     Unimplemented,
     Unreachable,
 )
@@ -38,6 +40,7 @@ BUCKET_MS = 5.0  # an operation gets at most this much more time than its timeou
 STREAM_AGE_S = 10.0  # far less than the 30 s that a server leaves to calls on an old connection
 REOPEN_INITIAL_S = 0.02
 REOPEN_MAX_S = 1.0
+_REFUSED_CALLERS = (Unauthenticated, PermissionDenied)
 ABSENT_S = 60.0  # after this time sessions are tried again: the server may have been replaced
 
 Bucket: TypeAlias = set[Pending]
@@ -133,6 +136,10 @@ class _Backoff:
         self._ends_at_s = asyncio.get_running_loop().time() + delay_s
         self.last_failure = reason
 
+    def clear(self) -> None:
+        """End the delay."""
+        self._ends_at_s = 0.0
+
     def open_when_over(self) -> None:
         """Call `open_again` once, at the end of the delay."""
         if self._timer is None:
@@ -216,6 +223,13 @@ class Coalescer:
             if not pending.is_sent:
                 self._outbox.withdraw(pending)
 
+    def renew(self) -> None:
+        """Send operations in another session from now on: the metadata of calls has changed."""
+        self._backoff.clear()
+        if self._stream is not None:
+            self._retire(self._stream)
+        self._open_if_needed()
+
     async def aclose(self) -> None:
         """End the session; unanswered operations fail."""
         self._is_closed = True
@@ -271,7 +285,10 @@ class Coalescer:
                 pending.fail(reason)
         elif stream is self._stream:
             self._backoff.failed(reason, has_answered=stream.has_answered)
-            if not self._is_alone():
+            if isinstance(reason, _REFUSED_CALLERS):  # as the next session will be, most likely
+                for pending in self._outbox.clear():
+                    pending.fail(reason)
+            elif not self._is_alone():
                 for pending in self._outbox.clear():
                     pending.fail(self._not_sent(pending.operation))
         stream.end(reason)
@@ -285,6 +302,8 @@ class Coalescer:
     def _not_sent(self, operation: Operation[Any]) -> ShaleKVError:
         """Return the error for an operation that must not wait for the next session."""
         failure = self._backoff.last_failure
+        if isinstance(failure, _REFUSED_CALLERS):
+            return failure.again()
         if operation.read_level is not None and isinstance(failure, Unreachable):
             return failure.again()  # says more than that the read was not sent
         message = f"not sent: {self._backoff.why}"

@@ -18,6 +18,8 @@ ShaleKVError
 │   ├── WalCollected      a watch can't begin there any more; `oldest_seq` says where it can
 │   ├── WatchTooSlow      a watch was not read in time; continue at `next_seq`
 │   ├── WrongDatabase     the server, or the token, is of another database
+│   ├── Unauthenticated   the server does not know who calls
+│   ├── PermissionDenied  the caller may not do this; `verb` is what it lacks
 │   ├── Unimplemented     this server does not have the call or the option
 │   ├── LeaseLost         files that a job has written may be deleted already
 │   ├── Overloaded        try again after `retry_after_ms`
@@ -201,6 +203,22 @@ class WatchTooSlow(NotApplied):
 
 class WrongDatabase(NotApplied):
     """The server, or the session token, belongs to another database. Correct address or token."""
+
+
+class Unauthenticated(NotApplied):
+    """The server does not know who calls. Give the client an access token, or a certificate.
+
+    It had none, or one that is not valid, or not any more.
+    """
+
+
+class PermissionDenied(NotApplied):
+    """The access policy does not allow the caller to do this. Ask an administrator for a role."""
+
+    @property
+    def verb(self) -> str:
+        """The verb that the caller lacks on a key of the call, such as ``write``."""
+        return self.details.metadata.get("verb", "")
 
 
 class Unimplemented(NotApplied):

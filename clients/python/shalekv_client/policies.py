@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class ReadPolicy(enum.StrEnum):
@@ -30,6 +31,21 @@ class Wire(enum.StrEnum):
 
     NATIVE = "native"  # `shalekv_wire`, which is part of this package
     GRPCIO = "grpcio"  # Google's, the fallback: it needs many times the CPU
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """PEM files of a client. They are read again when they change, and count for new connections.
+
+    By `ca` servers are verified; without it, by the authorities of the system. `certificate` and
+    `key` show to servers who the client is: both or neither. `server_name` is the name that the
+    certificate of a server must have, if not the host of its address.
+    """
+
+    ca: str | Path = ""
+    certificate: str | Path = ""
+    key: str | Path = ""
+    server_name: str = ""
 
 
 class Destination(enum.Enum):

@@ -33,11 +33,13 @@ from shalekv_client.errors import (
     NoWriter,
     OutcomeUnknown,
     Overloaded,
+    PermissionDenied,
     SeqNotReached,
     ShaleKVError,
     Stopping,
     StreamTooSlow,
     TooStale,
+    Unauthenticated,
     Unimplemented,
     Unreachable,
 )
@@ -62,6 +64,8 @@ _BEFORE_KEY_CHECK = (
     NotTheWriter,
     NoWriter,
     NotSent,
+    Unauthenticated,
+    PermissionDenied,
 )
 
 DOUBLINGS_MAX = 40  # no delay is that long, and 2.0 ** 1024 would be an error
@@ -186,6 +190,8 @@ class CallState:
     unknown: OutcomeUnknown | None = None  # the last unknown outcome
     behind: ShaleKVError | None = None  # the last answer of a server that it is too far behind
     explicit: ShaleKVError | None = None  # the last error for which a server gave a reason
+    token_number: int = 0  # of the access token of the last attempt
+    has_renewed: bool = False  # another access token was asked for: that happens once
 
     def note(self, endpoint: Endpoint, error: ShaleKVError) -> None:
         """Note that an attempt has failed."""

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from shalekv.v1 import kv_pb2
 from shalekv_client.closing import AsyncCloseable, abandoned
 from shalekv_client.error_table import error_of, not_an_answer, silence
-from shalekv_client.errors import ErrorDetails, PageExpired, ShaleKVError
+from shalekv_client.errors import ErrorDetails, PageExpired, ShaleKVError, Unauthenticated
 from shalekv_client.operations import KV, destination_of
 from shalekv_client.policies import Destination, ReadLevel
 from shalekv_client.results import Entry, View, entries_of, view_of
@@ -144,6 +144,7 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
         self._call: ClientStream | None = None
         self._entries: Iterator[Entry] = iter(())
         self._ended = False
+        self._token_number = 0  # of the access token of the call
 
     def __aiter__(self) -> Self:
         return self
@@ -232,16 +233,19 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
             if self._ended:  # by `aclose`
                 raise abandoned(server.address, "the scan") from raised
             error = self._fleet.explained(server, raised)
-            target = Destination.BY_POLICY
-            self._fleet.failed(server, error, target)
-            if (
-                not can_resume
-                or next_attempt(error, target, is_repeatable=True) is not NextAttempt.OTHER
-            ):
+            self._fleet.failed(server, error, Destination.BY_POLICY)
+            if not can_resume or not await self._may_resume(error):
                 if error is raised:
                     raise
                 raise error from raised
         return await self._begin_call()
+
+    async def _may_resume(self, error: ShaleKVError) -> bool:
+        """Return whether another call may succeed after `error`."""
+        if isinstance(error, Unauthenticated):
+            return await self._fleet.renewed(self._token_number, self._order.silence_ms)
+        decision = next_attempt(error, Destination.BY_POLICY, is_repeatable=True)
+        return decision is NextAttempt.OTHER
 
     async def _begin_call(self) -> kv_pb2.ScanReply | None:
         """Begin a new call behind all received messages; return its first message."""
@@ -251,6 +255,7 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
         async def send(server: Server, left_ms: float) -> kv_pb2.ScanReply | None:
             if order.min_seq and not server.is_writer:
                 request.header.min_seq = order.min_seq
+            number = self._fleet.token_number
             call = server.channel.stream(SCAN)
             try:
                 reply = await _reply(server, call, left_ms, request)
@@ -259,7 +264,7 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
             except BaseException:
                 call.cancel()
                 raise
-            self._server, self._call = server, call
+            self._server, self._call, self._token_number = server, call, number
             return reply
 
         target = CallTarget(

@@ -22,6 +22,7 @@ from shalekv_client.errors import (
     NotApplied,
     NotSent,
     ShaleKVError,
+    Unauthenticated,
 )
 from shalekv_client.operations import Note, Operation
 from shalekv_client.stream import (
@@ -76,8 +77,10 @@ class Session(AsyncCloseable):
     Nothing is repeated, because a repeat would come after the operations that were sent behind it.
     When the session fails, it can't be used any more, and all open futures fail: those of
     operations that were sent with a subclass of `OutcomeUnknown`, the others with a subclass of
-    `NotApplied`. To be able to repeat a write safely, give it an `idempotency_key` of your own. The
-    session also fails when answers are due and none at all comes for the timeout of the client.
+    `NotApplied`. There is one exception: when the server refuses the access token, and there is
+    another one, the session goes on with that behind what was answered. To be able to repeat a
+    write safely, give it an `idempotency_key` of your own. The session also fails when answers are
+    due and none at all comes for the timeout of the client.
 
     Leaving the block waits for all answers. It does not raise the errors that futures carry. If an
     exception ends the block, nothing is waited for, and open futures fail.
@@ -85,7 +88,7 @@ class Session(AsyncCloseable):
 
     def __init__(
         self,
-        find: Callable[[], Awaitable[SessionServer]],
+        find: Callable[[ShaleKVError | None], Awaitable[SessionServer]],
         *,
         address: str,
         bytes_max: int,
@@ -95,7 +98,8 @@ class Session(AsyncCloseable):
         """Create a session; `Client.session` does so.
 
         An operation has at most `message_bytes_max` bytes. `find` finds the server; until then
-        errors name `address`.
+        errors name `address`. It gets the refusal of the last server if the caller was not known
+        there, and raises it unless another attempt may succeed.
         """
         self._find = find
         self._address = address
@@ -174,12 +178,13 @@ class Session(AsyncCloseable):
     async def _run(self) -> None:
         reason: ShaleKVError | None = None
         try:
-            server = await self._find()
-            self._address = server.address
-            stream = SessionStream(server.open_session(), self._outbox, server.address, server.note)
-            self._stream = stream
-            self._check_silence(stream)
-            reason = await stream.run()
+            server = await self._find(None)
+            may_renew = True
+            while isinstance(reason := await self._attempt(server), Unauthenticated) and may_renew:
+                server = await self._find(reason)
+                if self._stream is not None:
+                    may_renew = self._stream.has_answered
+                    self._stream.give_back()
         except ShaleKVError as error:  # no server was found
             reason = error
         finally:
@@ -188,6 +193,16 @@ class Session(AsyncCloseable):
             if reason is None:
                 reason = self._silence or abandoned(self._address, "the session")
             self._ended(reason)
+
+    async def _attempt(self, server: SessionServer) -> ShaleKVError:
+        """Send operations to `server` until the call is over; return the reason."""
+        self._address = server.address
+        stream = SessionStream(server.open_session(), self._outbox, server.address, server.note)
+        self._stream = stream
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        self._check_silence(stream)
+        return await stream.run()
 
     def _ended(self, reason: ShaleKVError) -> None:
         is_begun = self._stream is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias, TypeVar
@@ -22,8 +23,10 @@ from shalekv_client.errors import (
     ErrorDetails,
     NotApplied,
     Overloaded,
+    PermissionDenied,
     ShaleKVError,
     Stopping,
+    Unauthenticated,
     Unimplemented,
 )
 from shalekv_client.operations import KV, Note, Operation, note_nothing, varint
@@ -40,7 +43,7 @@ OVERHEAD_BYTES = 16  # of an operation in a message: its id, two tags and two le
 TIMEOUT_MS_MAX = 2**32 - 1  # of an operation; 49 days
 
 # A server that refuses a stream with one of these has answered every operation that it had begun.
-REFUSALS = (Stopping, Overloaded, Unimplemented)
+REFUSALS = (Stopping, Overloaded, Unimplemented, Unauthenticated, PermissionDenied)
 
 SESSION = f"/{KV}/Session"
 
@@ -175,6 +178,15 @@ class Outbox:
         self._notify_waiters()
         return left
 
+    def take_back(self, unanswered: Iterable[Pending]) -> None:
+        """Put sent operations before all others, in their order: the server has not begun them."""
+        for pending in sorted(unanswered, key=lambda each: each.number, reverse=True):
+            pending.is_sent = False
+            self._queue[pending.number] = pending
+            self._queue.move_to_end(pending.number, last=False)
+            self._queued_bytes += pending.size_bytes
+            self._unanswered_bytes -= pending.size_bytes
+
     def shrink(self) -> None:
         """Make smaller messages from now on, because the server has refused this size."""
         self._message_count_max = max(1, self._message_count_max // SHRINK_COUNT)
@@ -264,6 +276,11 @@ class SessionStream:
         self._outbox.answered(sum(pending.size_bytes for pending in unanswered.values()))
         for pending in unanswered.values():
             pending.fail(reason)
+
+    def give_back(self) -> None:
+        """Put the unanswered operations back into the outbox: the server has begun none of them."""
+        unanswered, self._unanswered = self._unanswered, {}
+        self._outbox.take_back(unanswered.values())
 
     async def _write(self) -> None:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from shalekv_client import operations
@@ -20,9 +21,10 @@ from shalekv_client.client import TIMEOUT_MS, Client
 from shalekv_client.closing import Closeable, client_closed
 from shalekv_client.errors import ClientClosed, ShaleKVError
 from shalekv_client.operations import At, Operation
-from shalekv_client.policies import Consistency, ReadLevel, ReadPolicy, Wire
+from shalekv_client.policies import Consistency, ReadLevel, ReadPolicy, TlsOptions, Wire
 from shalekv_client.results import Entry, View
 from shalekv_client.retry import RetryPolicy
+from shalekv_client.routing.security import TokenFunction
 from shalekv_client.routing.servers import MESSAGE_BYTES_MAX, checked_addresses
 from shalekv_client.routing.tokens import SessionToken
 from shalekv_client.scan import Scan
@@ -356,6 +358,10 @@ class SyncClient(Closeable):
         hedge_ms: int | None = None,
         replica_wait_ms: int = 1_000,
         wire: Wire | str | None = None,
+        tls: TlsOptions | bool = False,
+        access_token: str | TokenFunction | None = None,
+        access_token_file: str | Path | None = None,
+        insecure_token: bool = False,
     ) -> None:
         """Create a client as `shalekv_client.Client`; starts a thread."""
         self.addresses = checked_addresses(address)
@@ -376,6 +382,10 @@ class SyncClient(Closeable):
                 hedge_ms=hedge_ms,
                 replica_wait_ms=replica_wait_ms,
                 wire=wire,
+                tls=tls,
+                access_token=access_token,
+                access_token_file=access_token_file,
+                insecure_token=insecure_token,
             )
 
         try:

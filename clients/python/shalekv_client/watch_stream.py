@@ -29,6 +29,7 @@ from shalekv_client.errors import (
     InvalidRequest,
     ServerFailed,
     ShaleKVError,
+    Unauthenticated,
     Unreachable,
 )
 from shalekv_client.operations import KV
@@ -354,28 +355,33 @@ class WatchMultiplexer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        failures = 0
+        failures = refusals = 0
+        self._reason = None
         while self._watches:
             reason, has_answered = await self._attempt()
             self._reason = reason
             if reason is None:  # no watch was left; one may have been begun meanwhile
                 continue
             failures = 1 if has_answered else failures + 1
-            for watch in list(self._watches):
-                if watch.opened_at_seq is None or not _is_transient(reason):
-                    self._count_failure(watch, reason)
+            is_refused = isinstance(reason, Unauthenticated) and has_answered is not None
+            refusals = 0 if has_answered or not is_refused else refusals + 1
+            if not is_refused or refusals > 1:  # else another access token may be accepted
+                for watch in list(self._watches):
+                    if watch.opened_at_seq is None or not _is_transient(reason):
+                        self._count_failure(watch, reason)
             if self._watches:
                 await asyncio.sleep(self._delay_s(failures, reason))
 
-    async def _attempt(self) -> tuple[ShaleKVError | None, bool]:
+    async def _attempt(self) -> tuple[ShaleKVError | None, bool | None]:
         """Watch with one call until it is over.
 
-        Returns why it ended (None: no watch was left) and whether the server had answered.
+        Returns why it ended (None: no watch was left) and whether the server had answered (None:
+        there was no call).
         """
         try:
             address, call, on_header = await self._open_call(self._reason)
         except ShaleKVError as error:
-            return error, False
+            return error, None
         stream = self._stream = WatchStream(
             call, address, self._numbers, on_header=on_header, on_closed=self._closed
         )
@@ -464,6 +470,7 @@ class ClientWatches(AsyncCloseable):
         self._fleet = fleet
         self._timeout_ms = timeout_ms
         self._server: Server | None = None  # that was asked last
+        self._token_number = 0  # of its call
         self._multiplexer = WatchMultiplexer(
             self._open_call, address=fleet.address, policy=policy, timeout_ms=timeout_ms
         )
@@ -495,5 +502,10 @@ class ClientWatches(AsyncCloseable):
     async def _open_call(self, reason: ShaleKVError | None) -> tuple[str, ClientStream, OnHeader]:
         if self._server is not None and reason is not None:
             self._fleet.failed(self._server, reason, Destination.BY_POLICY)
+        if isinstance(reason, Unauthenticated) and not await self._fleet.renewed(
+            self._token_number, self._timeout_ms
+        ):
+            raise reason.again()
         server = self._server = await self._fleet.pick(Destination.BY_POLICY, self._timeout_ms)
+        self._token_number = self._fleet.token_number
         return server.address, server.channel.stream(WATCH), server.note_header

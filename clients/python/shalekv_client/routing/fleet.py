@@ -46,6 +46,7 @@ from shalekv_client.errors import (
     NoWriter,
     SeqNotReached,
     ShaleKVError,
+    Unauthenticated,
 )
 from shalekv_client.operations import ADMIN, GET, Method, attempt
 from shalekv_client.policies import Destination, ReadPolicy, Role, Routing
@@ -131,6 +132,9 @@ class Fleet:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._token = self._servers.token
+        if self._token is not None:
+            self._tasks.add(self._loop.create_task(self._token.follow()))
 
     async def aclose(self) -> None:
         """Close all connections; calls under way fail."""
@@ -162,9 +166,12 @@ class Fleet:
     ) -> Server:
         """Return a server for a call, none of those that were `tried`.
 
-        Raises `NoWriter` when none is left and the writer is not found within `timeout_ms`.
+        Raises `NoWriter` when none is left and the writer is not found within `timeout_ms`, and
+        `Unauthenticated` when there is no access token.
         """
         self.check_open()
+        if self._token is not None:
+            await self._token.known(self.address, timeout_ms)
         found = self._choose(self._effective(destination), tried)
         if found is None:
             found = await self._search.find(timeout_ms / 1000.0)
@@ -211,6 +218,18 @@ class Fleet:
             return NotSent(details)
         return error
 
+    @property
+    def token_number(self) -> int:
+        """Return the number of the access token that calls have from now on; 0: none."""
+        return 0 if self._token is None else self._token.number
+
+    async def renewed(self, number: int, timeout_ms: float) -> bool:
+        """Return whether another access token than that with `number`, which was refused, is used.
+
+        If it can be asked for, waits for at most `timeout_ms`.
+        """
+        return self._token is not None and await self._token.renewed(number, timeout_ms)
+
     async def unary(
         self,
         method: Method[RequestT, ReplyT],
@@ -243,9 +262,16 @@ class Fleet:
         """
         self.check_open()
         deadline_ms = self._loop.time() * 1000.0 + timeout_ms
+        number = 0
+        if self._token is not None:
+            number = self._token.number
+            if not number:
+                await self._token.known(self.address, timeout_ms)
+                number = self._token.number
         sole = self.endpoints.sole
         if sole is None or (sole.role is None and self._must_ask(target.destination)):
             state = CallState(target, self._effective(target.destination), self._retry)
+            state.token_number = number
             return await self._try_until_done(send, state, deadline_ms, None)
         server = self._servers.of(sole)
         limit_ms = self._retry.attempt_timeout_ms
@@ -254,6 +280,7 @@ class Fleet:
         except ShaleKVError as raised:
             error = self.explained(server, raised)
             state = CallState(target, self._effective(target.destination), self._retry)
+            state.token_number = number
             state.note(server.endpoint, error)
             self.failed(server, error, state.destination)
             return await self._try_until_done(send, state, deadline_ms, error)
@@ -328,6 +355,7 @@ class Fleet:
             left_ms = self._time_ms(server, state, left_ms)
         left_ms = min(left_ms, self._retry.attempt_timeout_ms or left_ms)
         is_read = state.destination is Destination.BY_POLICY
+        state.token_number = self.token_number
         try:
             reply = await send(server, left_ms)
         except ShaleKVError as raised:
@@ -358,6 +386,11 @@ class Fleet:
         self, state: CallState, error: ShaleKVError, left_ms: float
     ) -> float:
         """Return the delay before the next attempt; raises the final error if there is none."""
+        if isinstance(error, Unauthenticated) and not state.has_renewed:
+            state.has_renewed = True
+            if await self.renewed(state.token_number, max(left_ms, 1.0)):
+                state.tried.clear()
+                return 0.0
         is_at_server = state.last is not None and not isinstance(error, NoWriter)
         has_choice = self._has_choice(state)
         if not is_at_server or (has_choice and state.next_attempt is NextAttempt.FINAL):
@@ -453,12 +486,21 @@ class Fleet:
             with suppress(ShaleKVError):
                 newest = kv_pb2.GetRequest(header=header, key=b"\0")
                 await attempt(server.channel, GET.method, newest, PROBE_MS)
-        request = admin_pb2.StatusRequest()
-        reply = await attempt(server.channel, STATUS, request, PROBE_MS)
+        reply = await self._status_of(server)
         server.note_header(reply.header)
         endpoint.seq = reply.header.seq
         writer_address = reply.reader.writer_address
         return writer_address if is_address(writer_address) else ""
+
+    async def _status_of(self, server: Server) -> admin_pb2.StatusReply:
+        number = self.token_number
+        request = admin_pb2.StatusRequest()
+        try:
+            return await attempt(server.channel, STATUS, request, PROBE_MS)
+        except Unauthenticated:
+            if not await self.renewed(number, PROBE_MS):
+                raise
+        return await attempt(server.channel, STATUS, request, PROBE_MS)
 
     def _no_writer(self) -> NoWriter:
         addresses = ", ".join(endpoint.address for endpoint in self.endpoints)

@@ -6,6 +6,7 @@ Nothing imports this module, and so grpcio, unless the fallback was chosen.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
+from shalekv_wire.tls import Contents, TlsContexts
 
 Options: TypeAlias = Sequence[tuple[str, int | str]]
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
@@ -61,13 +63,27 @@ def _own_errors(ending: Callable[[], CallFailed | None] = lambda: None) -> Itera
 class GrpcioChannel:
     """A `shalekv_wire.calls.Channel` by grpcio. Needs a running event loop."""
 
-    def __init__(self, address: str, options: Options) -> None:
-        """Create a channel with `options` of gRPC's core, which connects at its first call."""
+    def __init__(
+        self,
+        address: str,
+        options: Options,
+        *,
+        tls: TlsContexts | None = None,
+        server_name: str = "",
+    ) -> None:
+        """Create a channel with `options` of gRPC's core, which connects at its first call.
+
+        `server_name`: that certificates must have; empty: that of the address.
+        """
         asyncio.get_running_loop()  # without a loop, the channel would belong to another one
         self.address = address
         self._options = options
+        if server_name:
+            self._options = (*options, ("grpc.ssl_target_name_override", server_name))
+        self._tls = tls
         self._metadata: Metadata = ()  # of every call
-        self._channel = grpc.aio.insecure_channel(address, options=options)
+        self._contents = Contents()  # of the files of TLS
+        self._channel = self._open()
 
     def set_metadata(self, metadata: Metadata) -> None:
         self._metadata = tuple(metadata)
@@ -75,21 +91,21 @@ class GrpcioChannel:
     async def unary(
         self, path: str, request: bytes, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> bytes:
-        method: _UnaryMulticallable = self._channel.unary_unary(path)
+        method: _UnaryMulticallable = self._current().unary_unary(path)
         with _own_errors():
             return await method(request, timeout=timeout_s, metadata=(*self._metadata, *metadata))
 
     def stream(
         self, path: str, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> GrpcioStream:
-        method: _Multicallable = self._channel.stream_stream(path)
+        method: _Multicallable = self._current().stream_stream(path)
         return GrpcioStream(method(timeout=timeout_s, metadata=(*self._metadata, *metadata)))
 
     async def wait_ready(self, timeout_s: float) -> None:
         if self._channel.get_state() is _State.TRANSIENT_FAILURE:
             # It would wait before it tries again, and report the failure until then. It is closed
             # when nothing refers to it any more.
-            self._channel = grpc.aio.insecure_channel(self.address, options=self._options)
+            self._channel = self._open()
         state = self._channel.get_state(try_to_connect=True)
         try:
             async with asyncio.timeout(timeout_s):
@@ -103,6 +119,33 @@ class GrpcioChannel:
 
     async def close(self) -> None:
         await self._channel.close()
+
+    def _current(self) -> grpc.aio.Channel:
+        """Return the channel for a new call: another one when the files of TLS have changed.
+
+        The one before is closed when no call refers to it any more.
+        """
+        if self._tls is not None:
+            self._tls.current()
+            if self._tls.contents is not self._contents:
+                self._channel = self._open()
+        return self._channel
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.address, options=self._options)
+        self._contents = found = self._tls.contents
+        authorities = found.authority or _authorities(self._tls.current())
+        credentials = grpc.ssl_channel_credentials(
+            authorities or None, found.key or None, found.certificate or None
+        )
+        return grpc.aio.secure_channel(self.address, credentials, options=self._options)
+
+
+def _authorities(context: ssl.SSLContext) -> bytes:
+    """Return the authorities of the system, which grpcio does not use by itself."""
+    certificates = context.get_ca_certs(binary_form=True)
+    return "".join(map(ssl.DER_cert_to_PEM_cert, certificates)).encode()
 
 
 def _not_ready(message: str) -> CallFailed:

@@ -21,11 +21,13 @@ from shalekv_client.operations import Operation, UnaryCalls
 from shalekv_client.policies import ReadLevel, Role, Wire
 from shalekv_client.results import known
 from shalekv_client.routing.endpoints import Endpoint, Endpoints
+from shalekv_client.routing.security import NO_SECURITY, AccessToken, Security
 from shalekv_client.routing.tokens import Freshness
 from shalekv_client.stream import MESSAGE_BYTES_MAX as COALESCED_BYTES_MAX
 from shalekv_client.stream import SESSION, Outbox
 from shalekv_wire.calls import Channel, ClientStream
 from shalekv_wire.client import ChannelOptions, WireChannel
+from shalekv_wire.status import Metadata
 from shalekv_wire.stream import Limits
 
 MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # the server's default
@@ -114,24 +116,33 @@ class ConnectionOptions:
     message_bytes_max: int
     coalesce: bool = True
     wire: Wire = Wire.NATIVE
+    security: Security = NO_SECURITY
 
 
-def open_channel(address: str, how: ConnectionOptions) -> Channel:
-    """Open a channel to `address`, which connects at its first call.
+def open_channel(address: str, how: ConnectionOptions, metadata: Metadata = ()) -> Channel:
+    """Open a channel to `address`, which connects at its first call; calls have `metadata`.
 
     Raises RuntimeError when no event loop runs, and ValueError as `checked_address`.
     """
-    checked_address(address)
+    channel = _new_channel(checked_address(address), how)
+    if metadata:
+        channel.set_metadata(metadata)
+    return channel
+
+
+def _new_channel(address: str, how: ConnectionOptions) -> Channel:
+    is_local = address.startswith(UNIX)  # without TLS: only this machine can read it
+    tls, server_name = None if is_local else how.security.tls, how.security.server_name
     if how.wire is Wire.NATIVE:
         limits = Limits(message_bytes_max=how.message_bytes_max)
-        return WireChannel(address, ChannelOptions(limits=limits))
+        return WireChannel(address, ChannelOptions(limits=limits, tls=tls, server_name=server_name))
     from shalekv_client.routing.grpcio_channel import GrpcioChannel  # noqa: PLC0415 (loads grpcio)
 
     bounds = (
         ("grpc.max_send_message_length", how.message_bytes_max),
         ("grpc.max_receive_message_length", how.message_bytes_max),
     )
-    return GrpcioChannel(address, _GRPCIO_OPTIONS + bounds)
+    return GrpcioChannel(address, _GRPCIO_OPTIONS + bounds, tls=tls, server_name=server_name)
 
 
 class Server:
@@ -141,16 +152,24 @@ class Server:
     """
 
     def __init__(
-        self, endpoint: Endpoint, endpoints: Endpoints, freshness: Freshness, how: ConnectionOptions
+        self,
+        endpoint: Endpoint,
+        endpoints: Endpoints,
+        freshness: Freshness,
+        how: ConnectionOptions,
+        metadata: Metadata,
     ) -> None:
-        """Create a connection to `endpoint`, one of `endpoints`. Needs a running event loop."""
+        """Create a connection to `endpoint`, one of `endpoints`. Needs a running event loop.
+
+        `metadata` goes with every call.
+        """
         self.endpoint = endpoint
         self.address = address = endpoint.address
         self.is_dropped = False  # by the client: calls under way must go to another server
         self._endpoints = endpoints
         self._freshness = freshness
         self._role_number = -1  # that was noted last; -1: none
-        self.channel = open_channel(address, how)
+        self.channel = open_channel(address, how, metadata)
         self._unary = UnaryCalls(self.channel, note=self.note)
         self._coalescer: Coalescer | None = None
         if how.coalesce:
@@ -178,6 +197,12 @@ class Server:
             except SessionAbsent:
                 pass  # it fails at once, so `timeout_ms` still holds
         return await self._unary.call(operation, timeout_ms)
+
+    def renew(self, metadata: Metadata) -> None:
+        """Send `metadata` with every call from now on, and coalesce in another session."""
+        self.channel.set_metadata(metadata)
+        if self._coalescer is not None:
+            self._coalescer.renew()
 
     def open_session(self) -> ClientStream:
         """Begin a KV.Session call."""
@@ -233,7 +258,9 @@ class Servers:
     """The connections that are open, by endpoint."""
 
     def __init__(self, endpoints: Endpoints, freshness: Freshness, how: ConnectionOptions) -> None:
-        """Open connections to all `endpoints`."""
+        """Open connections to all `endpoints`. Raises ValueError and OSError as `AccessToken`."""
+        token = how.security.token
+        self.token = None if token is None else AccessToken(token, self._renew)
         self._endpoints = endpoints
         self._freshness = freshness
         self._how = how
@@ -243,12 +270,22 @@ class Servers:
             self.of(endpoint)
 
     def of(self, endpoint: Endpoint) -> Server:
-        """Return the connection to an endpoint; opens it if there is none."""
+        """Return the connection to an endpoint; opens it if there is none.
+
+        Raises `Unauthenticated` if the access token must not be sent there.
+        """
         server = self._open.get(endpoint)
         if server is None:
-            server = Server(endpoint, self._endpoints, self._freshness, self._how)
+            self._how.security.check(endpoint.address)
+            metadata = () if self.token is None else self.token.metadata
+            server = Server(endpoint, self._endpoints, self._freshness, self._how, metadata)
             self._open[endpoint] = server
         return server
+
+    def _renew(self) -> None:
+        assert self.token is not None
+        for server in self._open.values():
+            server.renew(self.token.metadata)
 
     def drop(self, endpoints: Iterable[Endpoint]) -> None:
         """Close the connections to these endpoints, without waiting."""

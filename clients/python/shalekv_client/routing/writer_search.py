@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from shalekv_client.errors import ShaleKVError, WrongDatabase
+from shalekv_client.errors import PermissionDenied, ShaleKVError, Unauthenticated, WrongDatabase
 from shalekv_client.routing.endpoints import Endpoint, Endpoints
 
 HOPS_MAX = 4  # unknown addresses, reported by servers, that are asked in one round
@@ -42,12 +42,13 @@ class WriterSearch:
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._waiting = 0
-        self._wrong_database: WrongDatabase | None = None
+        self._refusal: ShaleKVError | None = None  # that repeating the search would meet again
 
     async def find(self, within_s: float) -> Endpoint | None:
         """Wait for the writer and return it; None: it was not found within `within_s`.
 
-        Raises `WrongDatabase` when an address that the user gave belongs to another database.
+        Raises `WrongDatabase` when an address that the user gave belongs to another database, and
+        `Unauthenticated` or `PermissionDenied` when a server does not tell its role.
         """
         task = self._task
         if task is None or task.done():
@@ -61,8 +62,8 @@ class WriterSearch:
                 self._end()
         if task.done() and not task.cancelled():
             task.result()  # raises unexpected errors
-        if self._endpoints.writer is None and self._wrong_database is not None:
-            raise self._wrong_database.again()
+        if self._endpoints.writer is None and self._refusal is not None:
+            raise self._refusal.again()
         return self._endpoints.writer
 
     async def aclose(self) -> None:
@@ -81,11 +82,11 @@ class WriterSearch:
         pause_s = PAUSE_INITIAL_S
         refresh = False
         while True:
-            self._wrong_database = None
+            self._refusal = None
             await self._round(refresh=refresh)
             refresh = True
             self._drop(self._endpoints.drop_reported())
-            if self._endpoints.writer is not None or self._wrong_database is not None:
+            if self._endpoints.writer is not None or self._refusal is not None:
                 return
             chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
             await asyncio.sleep(pause_s * (0.5 + 0.5 * chance))
@@ -125,7 +126,9 @@ class WriterSearch:
             return await self._ask(endpoint, refresh)
         except WrongDatabase as error:
             if endpoint.is_listed:
-                self._wrong_database = error
+                self._refusal = error
+        except (Unauthenticated, PermissionDenied) as error:
+            self._refusal = error
         except ShaleKVError:
             pass  # no answer: the other servers are asked as well
         return ""

@@ -1,0 +1,202 @@
+"""TLS of a client, and its access token: where that comes from, and when it is asked for again.
+
+A token is a secret. It is sent with every call, and it is in no text that this package makes: not
+in errors, not in logs, not in the `repr` of an object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TypeAlias
+
+from shalekv_client.errors import ErrorDetails, Unauthenticated
+from shalekv_client.policies import TlsOptions
+from shalekv_wire.status import Metadata
+from shalekv_wire.tls import TlsContexts, TlsFiles
+
+# What returns the token, or something to await for it. It is called in a thread.
+TokenFunction: TypeAlias = Callable[[], str | Awaitable[str]]
+# A token, a file that has one, or a function.
+TokenSource: TypeAlias = str | Path | TokenFunction
+
+FILE_INTERVAL_S = 1.0  # between two looks at a file
+FUNCTION_INTERVAL_S = 60.0  # between two calls of a function whose token no server has refused
+FUNCTION_PAUSE_S = 1.0  # at least, between two calls of a function whose token servers refuse
+TOKEN_CHARS_MAX = 8_192
+_TOKEN = re.compile(r"[!-~]+")
+_LOG = logging.getLogger("shalekv_client")
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How a client knows servers, and what it shows them of itself."""
+
+    tls: TlsContexts | None = None  # None: no TLS
+    server_name: str = ""  # that certificates of servers must have; empty: that of the address
+    token: TokenSource | None = field(default=None, repr=False)  # None: there is none
+    is_insecure: bool = False  # the token may be sent without TLS
+
+    @classmethod
+    def of(
+        cls,
+        addresses: Iterable[str],
+        tls: TlsOptions | bool,  # noqa: FBT001 (the option of the client)
+        token: str | TokenFunction | None,
+        token_file: str | Path | None,
+        *,
+        is_insecure: bool,
+    ) -> Security:
+        """Take the options of a client of `addresses`. Raises ValueError for wrong ones."""
+        if token is not None and token_file is not None:
+            raise ValueError("give access_token or access_token_file, not both")
+        source = token if token_file is None else Path(token_file)
+        contexts, options = None, TlsOptions() if isinstance(tls, bool) else tls
+        if tls:
+            files = TlsFiles(str(options.certificate), str(options.key), str(options.ca))
+            contexts = TlsContexts(files, is_server=False)
+        security = cls(contexts, options.server_name, source, is_insecure)
+        try:
+            for address in addresses:
+                security.check(address)
+        except Unauthenticated as error:
+            raise ValueError(str(error)) from None
+        return security
+
+    def check(self, address: str) -> None:
+        """Raise `Unauthenticated` if the token would be sent to `address` for others to read."""
+        if self.token is None or self.tls is not None or self.is_insecure or _is_local(address):
+            return
+        message = "the access token is not sent without TLS: give tls, or insecure_token"
+        raise Unauthenticated(ErrorDetails(address, "UNAUTHENTICATED", message))
+
+
+NO_SECURITY = Security()
+
+
+class AccessToken:
+    """The token that goes with the calls of one client, and those that replace it.
+
+    A token from a file or a function is asked for again from time to time, and at once when a
+    server has refused it. When that fails, the last one stays in use, and the log says why.
+    """
+
+    def __init__(self, source: TokenSource, on_change: Callable[[], None]) -> None:
+        """Take the token, or read the file; a function is called by the first who waits.
+
+        `on_change` is called when there is another token. Raises ValueError for text that is no
+        token, and OSError for a file that cannot be read.
+        """
+        self.metadata: Metadata = ()  # of calls; empty: no token is known yet
+        self.number = 0  # of tokens so far
+        self._source = source
+        self._on_change = on_change
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_s = float("-inf")
+        self._failure: Exception | None = None  # of the last question; None: it was answered
+        if isinstance(source, str):
+            self._take(source)
+        elif isinstance(source, Path):
+            self._take(_content(source))
+
+    async def follow(self) -> None:
+        """Ask for the token from time to time, as long as it may change."""
+        while not isinstance(self._source, str):
+            is_file = isinstance(self._source, Path)
+            await asyncio.sleep(FILE_INTERVAL_S if is_file else FUNCTION_INTERVAL_S)
+            if self.number:
+                await self._ask()
+
+    async def known(self, address: str, timeout_ms: float) -> None:
+        """Wait for the first token.
+
+        Raises `Unauthenticated`, with the `address` of a server, when there is none.
+        """
+        if not self.number:
+            await self._ask(timeout_ms)
+        if not self.number:
+            message = f"there is no access token: {self._problem()}"
+            raise Unauthenticated(
+                ErrorDetails(address, "UNAUTHENTICATED", message)
+            ) from self._failure
+
+    async def renewed(self, number: int, timeout_ms: float) -> bool:
+        """Return whether there is another token than that with `number`, which was refused.
+
+        Asks for it, unless that has happened a moment ago, and waits for at most `timeout_ms`.
+        """
+        if self.number == number and not isinstance(self._source, str):
+            pause_s = 0.0 if isinstance(self._source, Path) else FUNCTION_PAUSE_S
+            if asyncio.get_running_loop().time() >= self._asked_s + pause_s:
+                await self._ask(timeout_ms)
+        return self.number != number
+
+    async def _ask(self, timeout_ms: float | None = None) -> None:
+        """Ask once, for all who wait; returns when that is done or the time is over."""
+        if self._asking is None:
+            self._asking = asyncio.get_running_loop().create_task(self._ask_once())
+        await asyncio.wait([self._asking], timeout=timeout_ms and timeout_ms / 1000.0)
+
+    async def _ask_once(self) -> None:
+        was_answered = self._failure is None
+        number = self.number
+        try:
+            self._take(await self._answer())
+            self._failure = None
+        except Exception as error:  # noqa: BLE001 - whatever a function of the user raises
+            self._failure = error
+            if number and was_answered:
+                _LOG.warning("the last access token stays in use: %s", self._problem())
+        finally:
+            self._asked_s = asyncio.get_running_loop().time()
+            self._asking = None
+        if self.number != number:
+            self._on_change()
+
+    async def _answer(self) -> str:
+        source = self._source
+        if isinstance(source, Path):
+            return _content(source)
+        answer = source if isinstance(source, str) else await asyncio.to_thread(source)
+        return answer if isinstance(answer, str) else await answer
+
+    def _take(self, token: str) -> None:
+        if len(token) > TOKEN_CHARS_MAX or not _TOKEN.fullmatch(token):
+            origin = f"{self._source}: " if isinstance(self._source, Path) else ""
+            raise ValueError(
+                f"{origin}an access token has 1 to {TOKEN_CHARS_MAX:,} visible ASCII characters"
+            )
+        metadata = (("authorization", f"Bearer {token}"),)
+        if metadata != self.metadata:
+            self.metadata = metadata
+            self.number += 1
+
+    def _problem(self) -> str:
+        """Say what has failed, without the words of a function, which may repeat a secret."""
+        if isinstance(self._source, Path):
+            return str(self._failure)
+        if self._failure is None:
+            return "the function for it has not returned in time"
+        return f"the function for it has raised {type(self._failure).__name__}"
+
+
+def _content(file: Path) -> str:
+    with file.open("rb") as stream:
+        content = stream.read(TOKEN_CHARS_MAX + 3)  # with the end of a line
+    return content.decode("latin-1").strip()
+
+
+def _is_local(address: str) -> bool:
+    """Return whether what is sent to `address` does not leave the machine."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
