@@ -5,6 +5,15 @@
 ...     found = await client.get(b"greeting")
 """
 
+from shalekv_client.access import (
+    AccessGrant,
+    AccessPolicy,
+    AccessQuota,
+    AccessRole,
+    AccessRule,
+    AccessVerb,
+    CallerAccess,
+)
 from shalekv_client.changes import (
     Absent,
     Add,
@@ -50,6 +59,7 @@ from shalekv_client.errors import (
     Overloaded,
     PageExpired,
     PermissionDenied,
+    PolicyChanged,
     QuotaExceeded,
     RangeTooCostly,
     ReplyTooLarge,
@@ -132,11 +142,18 @@ from shalekv_client.watch import (
 __all__ = [
     "Abandoned",
     "Absent",
+    "AccessGrant",
+    "AccessPolicy",
+    "AccessQuota",
+    "AccessRole",
+    "AccessRule",
     "AccessStatus",
+    "AccessVerb",
     "Add",
     "Batch",
     "CacheStatus",
     "CallStatus",
+    "CallerAccess",
     "Cancelled",
     "Change",
     "ChangeKind",
@@ -184,6 +201,7 @@ __all__ = [
     "Overloaded",
     "PageExpired",
     "PermissionDenied",
+    "PolicyChanged",
     "Present",
     "ProcessRequests",
     "ProcessState",

@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv_client import operations
+from shalekv_client.access import AccessCalls
 from shalekv_client.changes import Change, Compare, Condition
 from shalekv_client.closing import AsyncCloseable
 from shalekv_client.error_table import too_large
@@ -267,7 +268,7 @@ class DataCalls(ABC):
         """Return the greatest age that the state of a read may have; 0: any age."""
 
 
-class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
+class Client(DataCalls, IngestCalls, SnapshotCalls, AccessCalls, AsyncCloseable):
     """A client of a ShaleKV database. Safe to share between tasks of one event loop.
 
         async with Client("127.0.0.1:7654") as client:

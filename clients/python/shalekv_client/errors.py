@@ -8,6 +8,7 @@ ShaleKVError
 │   ├── CounterOverflow   the sum would not fit into 64 bits
 │   ├── RangeTooCostly    the range of a comparison has too many deleted keys before the first
 │   ├── KeyReused         the idempotency key belongs to a write with other content
+│   ├── PolicyChanged     another access policy was stored first: read it again
 │   ├── PageExpired       the view of a scan is gone: begin it again
 │   ├── NotTheWriter      this server is a reader; `writer_address` is that of the writer
 │   ├── NoWriter          none of the servers is the writer, or knows one that answers
@@ -134,6 +135,10 @@ class RangeTooCostly(NotApplied):
 
 class KeyReused(NotApplied):
     """The idempotency key belongs to a write with other content. Choose a new one."""
+
+
+class PolicyChanged(NotApplied):
+    """Another access policy was stored since. Read it again, and repeat the change."""
 
 
 class PageExpired(NotApplied):

@@ -409,6 +409,9 @@ class SyncClient(Closeable):
     renew_snapshot = _blocking(Client.renew_snapshot)
     list_snapshots = _blocking(Client.list_snapshots)
     delete_snapshot = _blocking(Client.delete_snapshot)
+    who_am_i = _blocking(Client.who_am_i)
+    access_policy = _blocking(Client.access_policy)
+    set_access_policy = _blocking(Client.set_access_policy)
 
     @property
     def token(self) -> SessionToken | None:
