@@ -86,13 +86,11 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     """A client that exists, or a missing or damaged file, is an error that changes nothing."""
     assert init(tmp_path, "--client", "alice").exit_code == 0
     before = contents(tmp_path)
-    for flags, problem in (
-        (("--client", "bob", "--client", "alice"), "client-alice.crt exists already"),
-        ((), "has all of this already"),
-    ):
-        again = init(tmp_path, *flags)
-        assert (again.exit_code, contents(tmp_path)) == (2, before)
-        assert problem in again.output
+    again = init(tmp_path)
+    assert (again.exit_code, "nothing is missing" in again.output) == (0, True)
+    taken = init(tmp_path, "--client", "bob", "--client", "alice")
+    assert (taken.exit_code, contents(tmp_path)) == (2, before)
+    assert "client-alice.crt exists already" in taken.output
     (tmp_path / "ca.key").unlink()
     missing = init(tmp_path, "--client", "bob")
     assert (missing.exit_code, "ca.crt is there, and ca.key is not" in missing.output) == (2, True)
@@ -101,6 +99,25 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     damaged = init(tmp_path, "--client", "bob")
     assert (damaged.exit_code, contents(tmp_path)) == (2, before)
     assert "cannot be used" in damaged.output
+
+
+def test_authorities_may_be_elsewhere(tmp_path: Path) -> None:
+    """With --authority the folder has their certificates, and not their keys."""
+    folder, authority = tmp_path / "tls", tmp_path / "authority"
+    flags = ("--authority", str(authority))
+    assert init(folder, *flags, "--client", "alice").exit_code == 0
+    assert init(folder, *flags, "--host", "sk1").exit_code == 0
+    assert contents(authority).keys() == {
+        f"{stem}.{kind}" for stem in ("ca", "clients-ca") for kind in ("crt", "key")
+    }
+    made = contents(folder)
+    assert not made.keys() & {"ca.key", "clients-ca.key"}
+    assert made["ca.crt"] == contents(authority)["ca.crt"]
+    assert is_valid(folder, "server", "ca", SERVER, "-verify_hostname", "sk1")
+    assert is_valid(folder, "client-alice", "clients-ca", CLIENT)
+    for other in ((), ("--authority", str(tmp_path / "other"))):
+        refused = init(folder, *other, "--host", "sk2")
+        assert (refused.exit_code, contents(folder)) == (2, made), refused.output
 
 
 def test_no_certificate_outlives_its_authority(tmp_path: Path) -> None:

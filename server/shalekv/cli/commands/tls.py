@@ -44,13 +44,14 @@ client-NAME.crt, .key            the certificate of a client; its principal is
                                  uri:shalekv://client/NAME
 
 Run it again to add clients or hosts: the authorities and all keys stay as they are. Whoever has
-ca.key or clients-ca.key can make certificates: keep these two away from servers and clients. For
-more than a trial, take the certificates of an authority that renews and revokes them.
+ca.key or clients-ca.key can make certificates: keep both away from servers and clients, such as by
+--authority. For more than a trial, take certificates of an authority that renews and revokes them.
 
 \b
 Examples:
   shalekv tls init tls --client alice --client bob
   shalekv tls init tls --host db.example.org --host 10.0.0.7 --days 30
+  shalekv tls init tls --authority ~/authority --host db.example.org
 """
 
 
@@ -83,6 +84,14 @@ def _clients(
 @tls.command(help=_HELP, epilog=exit_codes_text())
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
+    "--authority",
+    "authority_folder",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder of the authorities; DIR gets copies of their certificates, without the keys.  "
+    "[default: DIR itself]",
+)
+@click.option(
     "--host",
     "hosts",
     metavar="HOST",
@@ -108,28 +117,34 @@ def _clients(
     help="How long the new certificates are valid. New authorities are valid for "
     f"{AUTHORITY_DAYS} days.",
 )
-def init(*, folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
+def init(
+    *,
+    folder: Path,
+    authority_folder: Path | None,
+    hosts: Sequence[str],
+    clients: Sequence[str],
+    days: int,
+) -> None:
     """Create what is missing, and say how it is used."""
-    trial = _Trial(folder.absolute())
+    trial = _Trial(folder.absolute(), (authority_folder or folder).absolute())
     try:
         trial.create(hosts, clients, days)
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{folder} cannot be used: {error}") from None
-    if not trial.done:
-        raise click.UsageError(f"{folder} has all of this already; nothing was changed")
     with printing():
-        for line in (*trial.done, "", *trial.advice()):
+        for line in (*(trial.done or ("nothing is missing",)), "", *trial.advice()):
             click.echo(line)
 
 
 class _Trial:
-    """The files of a folder; `done` tells what was changed."""
+    """The files of two folders, which may be the same; `done` tells what was changed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, authority_folder: Path) -> None:
         self._folder = folder
-        self._authority = Pair.at(folder, "ca")
+        self._authority_folder = authority_folder
+        self._authority = Pair.at(authority_folder, "ca")
         self._server = Pair.at(folder, "server")
-        self._of_clients = Pair.at(folder, "clients-ca")
+        self._of_clients = Pair.at(authority_folder, "clients-ca")
         self.done: list[str] = []
 
     def create(self, hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
@@ -140,7 +155,8 @@ class _Trial:
         """
         pairs = {name: Pair.at(self._folder, f"client-{name}") for name in clients}
         self._check([*pairs.values()])
-        self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        for folder in (self._folder, self._authority_folder):
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         self._create_server(self._opened(self._authority, "servers"), hosts, days)
         if pairs:
             authority = self._opened(self._of_clients, "clients")
@@ -154,11 +170,11 @@ class _Trial:
 
     def advice(self) -> Iterator[str]:
         """Say how the files are used."""
-        authority, of_clients = self._authority.certificate_path, self._of_clients
+        authority, of_clients = map(self._copy, (self._authority, self._of_clients))
         own = f"--tls-cert {self._server.certificate_path} --tls-key {self._server.key_path}"
         of_server = of_client = ""
-        if of_clients.exists:
-            of_server = f" --tls-client-ca {of_clients.certificate_path}"
+        if of_clients.exists():
+            of_server = f" --tls-client-ca {of_clients}"
             pair = Pair.at(self._folder, "client-NAME")
             of_client = f" --tls-cert {pair.certificate_path} --tls-key {pair.key_path}"
         yield "Flags of `shalekv serve` and `shalekv reader`:"
@@ -177,14 +193,24 @@ class _Trial:
         if self._server.exists and not has_authority:
             raise FileNotFoundError(f"{self._server.certificate_path} is there without its ca.crt")
         for pair in (self._authority, self._of_clients):
-            if pair.exists:
-                Authority.read(pair)
+            own = Authority.read(pair).certificate if pair.exists else None
+            copy = self._copy(pair)
+            if copy.exists() and x509.load_pem_x509_certificate(copy.read_bytes()) != own:
+                raise ValueError(f"{copy} is not that of {pair.certificate_path}")
+
+    def _copy(self, pair: Pair) -> Path:
+        """Return the place of the certificate of an authority for servers and clients."""
+        return self._folder / pair.certificate_path.name
 
     def _opened(self, pair: Pair, whose: str) -> Authority:
         if pair.exists:
-            return Authority.read(pair)
-        authority = Authority.create(pair, f"{whose} {secrets.token_hex(4)}")
-        self.done.append(f"created {pair.certificate_path}, the authority of {whose}")
+            authority = Authority.read(pair)
+        else:
+            authority = Authority.create(pair, f"{whose} {secrets.token_hex(4)}")
+            self.done.append(f"created {pair.certificate_path}, the authority of {whose}")
+        copy = Pair.at(self._folder, pair.certificate_path.stem)
+        if not copy.certificate_path.exists():
+            copy.write_certificate(authority.certificate)
         return authority
 
     def _create_server(self, authority: Authority, hosts: Sequence[str], days: int) -> None:
