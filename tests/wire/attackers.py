@@ -43,9 +43,13 @@ class Target:
     def is_open(self) -> bool:
         return time.monotonic() < self._ends_s
 
-    def connect(self, settings: dict[int, int] | None = None) -> socket.socket:
+    def open(self) -> socket.socket:
         sock = socket.create_connection(self._address, timeout=5)
         sock.settimeout(0.5)  # a server that takes no more is not waited for
+        return sock
+
+    def connect(self, settings: dict[int, int] | None = None) -> socket.socket:
+        sock = self.open()
         sock.sendall(frames.PREFACE + frames.settings_frame(settings or {}))
         return sock
 
@@ -208,7 +212,7 @@ def half_prefaces(target: Target) -> None:
     """Connections that never say what they are."""
     socks = [target.connect() for _ in range(1)]
     for _ in range(10 * HOLDERS):
-        sock = socket.create_connection(target._address, timeout=5)  # noqa: SLF001 - of this module
+        sock = target.open()
         sock.sendall(frames.PREFACE[:12])
         socks.append(sock)
     target.hold(socks)

@@ -14,9 +14,14 @@ STATUS_DETAILS = "grpc-status-details-bin"
 
 
 @asynccontextmanager
-async def kv_stub(address: str) -> AsyncIterator[kv_pb2_grpc.KVStub]:
+async def kv_stub(address: str, authority: bytes = b"") -> AsyncIterator[kv_pb2_grpc.KVStub]:
+    """A stub; with the certificate of an authority, it speaks TLS."""
     options = [("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
+    made = grpc.aio.insecure_channel(address, options=options)
+    if authority:
+        trusted = grpc.ssl_channel_credentials(authority)
+        made = grpc.aio.secure_channel(address, trusted, options=options)
+    async with made as channel:
         yield kv_pb2_grpc.KVStub(channel)
 
 
