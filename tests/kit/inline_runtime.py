@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
 
+from shalekv.clock import Clock, MachineClock
 from shalekv.runtime import Runtime
 
 T = TypeVar("T")
@@ -35,7 +36,19 @@ class InlineClock:
         self.waits_ms.append(duration_ms)
 
 
-def inline_runtime(seed: int | str = 0, clock: InlineClock | None = None) -> Runtime:
+class MovedClock(MachineClock):
+    """The clock of the machine, which a test moves on."""
+
+    ahead_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        return super().monotonic_ms() + self.ahead_ms
+
+    def wall_ms(self) -> int | None:
+        return int((super().wall_ms() or 0) + self.ahead_ms)
+
+
+def inline_runtime(seed: int | str = 0, clock: Clock | None = None) -> Runtime:
     """A runtime on which the same seed does the same."""
     return Runtime(clock or InlineClock(), Random(seed), InlineWorkers())
 

@@ -85,6 +85,10 @@ COMMANDS: CommandTable = {
         "shalekv.cli.commands.compaction:compaction",
         "Simulate compaction with other settings.",
     ),
+    "token": (
+        "shalekv.cli.commands.token:token",
+        "Create, list and remove tokens of clients.",
+    ),
     "tls": ("shalekv.cli.commands.tls:tls", "Create certificates for trials."),
     "completion": (
         "shalekv.cli.commands.completion:completion",

@@ -10,7 +10,6 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import jwt
@@ -18,16 +17,14 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from structlog.testing import capture_logs
 
-from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, IssuerUnavailable, ShaleError, Unauthenticated
 from shalekv.protocol.access import Principal
-from shalekv.runtime import Runtime
 from shalekv.server.access.authenticator import Authenticator
 from shalekv.server.access.identity import Credentials, Identity
 from shalekv.server.access.issuer import check_issuer_url
 from shalekv.settings import AccessSettings
 from tests.kit.constants import constants
-from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.inline_runtime import MovedClock, inline_runtime
 from tests.kit.serving.token_issuer import (
     AUDIENCE,
     TokenIssuer,
@@ -47,24 +44,8 @@ PEM = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 ALGORITHMS = "RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 ES512 EdDSA".split()
 
 
-class MovedClock(MachineClock):
-    """The clock of the machine, which a test moves on."""
-
-    ahead_ms = 0
-
-    def monotonic_ms(self) -> float:
-        return super().monotonic_ms() + self.ahead_ms
-
-    def wall_ms(self) -> int | None:
-        return (super().wall_ms() or 0) + self.ahead_ms
-
-
 def settings_of(issuer: TokenIssuer) -> AccessSettings:
     return AccessSettings(oidc_issuer=issuer.url, oidc_audience=AUDIENCE, oidc_ca=issuer.ca)
-
-
-def runtime_of(clock: MovedClock) -> Runtime:
-    return Runtime(clock, Random(7), InlineWorkers())
 
 
 @asynccontextmanager
@@ -72,7 +53,7 @@ async def running(
     issuer: TokenIssuer, clock: MovedClock | None = None
 ) -> AsyncIterator[Authenticator]:
     """An authenticator that keeps the keys of the issuer."""
-    authenticator = Authenticator(settings_of(issuer), runtime_of(clock or MovedClock()))
+    authenticator = Authenticator(settings_of(issuer), inline_runtime(clock=clock or MovedClock()))
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(authenticator.run())
         try:
@@ -374,9 +355,7 @@ async def test_a_wrong_authority_is_not_trusted(tmp_path: Path) -> None:
 def test_urls_of_issuers_have_https(url: str) -> None:
     """An issuer elsewhere has a URL with https, and without credentials."""
     with pytest.raises(InvalidSetting, match="oidc-issuer"):
-        Authenticator(
-            AccessSettings(oidc_issuer=url, oidc_audience=AUDIENCE), runtime_of(MovedClock())
-        )
+        Authenticator(AccessSettings(oidc_issuer=url, oidc_audience=AUDIENCE), inline_runtime())
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8080/x", "http://[::1]:80", "http://localhost"])
