@@ -80,7 +80,7 @@ async def test_operations_of_a_session_are_refused_one_by_one() -> None:
     """Those within the quota are done, the others fail alone, and the session goes on."""
     policies = HeldPolicy(allowing(calls_per_s=5))  # one for the session itself
     async with serving_of(MemoryKv(), guard=guard_of(policies)) as it:
-        call = it.kv.Session()
+        call: Any = it.kv.Session()
         await call.write(operations(10))
         results: dict[int, kv_pb2.SessionResult] = {}
         while len(results) < 10:
@@ -198,7 +198,7 @@ async def test_sessions_are_limited_and_the_client_waits_for_one() -> None:
         Client(served.listen) as client,
     ):
         kv = kv_pb2_grpc.KVStub(channel)
-        first = kv.Session()
+        first: Any = kv.Session()
         await first.write(operations(1))
         await first.read()
         refused = await failure(kv.Session(iter([operations(1)])))
@@ -220,7 +220,7 @@ async def test_watches_are_limited_each_by_itself() -> None:
         limited(watches=2) as (served, _, _),
         grpc.aio.insecure_channel(served.listen) as channel,
     ):
-        stream = kv_pb2_grpc.KVStub(channel).Watch()
+        stream: Any = kv_pb2_grpc.KVStub(channel).Watch()
         for each in (1, 2, 3):
             create = kv_pb2.WatchCreate(watch_id=each, range=kv_pb2.KeyRange(prefix=KEY))
             await stream.write(kv_pb2.WatchRequest(create=create))
