@@ -87,19 +87,20 @@ class Guarding:
         if self.guard is None or self.guard.is_open:
             return
         caller = self.guard.caller_of(Credentials(call.peer, call.certificate, call.authorization))
+        context = Call(call.peer, request_id=call.request_id)
         if isinstance(caller, Caller):
-            self.guard.check(caller, kind)
+            self.guard.check(replace(context, caller=caller), kind)
         else:
-            task = asyncio.ensure_future(self._check_late(caller, kind, refuse))
+            task = asyncio.ensure_future(self._check_late(context, caller, kind, refuse))
             self._checks.add(task)
             task.add_done_callback(self._checks.discard)
 
     async def _check_late(
-        self, caller: Awaitable[Caller], kind: Message, refuse: EndStream
+        self, context: Call, caller: Awaitable[Caller], kind: Message, refuse: EndStream
     ) -> None:
         assert self.guard is not None
         try:
-            self.guard.check(await caller, kind)
+            self.guard.check(await _identified(context, caller), kind)
         except ShaleError as error:
             refuse(error)
 

@@ -263,18 +263,22 @@ class AuditLog:
         return AuditEntry(self, head, request_bytes, began_ms, changes=changes)
 
     def refuse(
-        self, call: AuditedCall, request: Message | None, size_bytes: int, error: BaseException
+        self,
+        call: AuditedCall,
+        request: Message | None,
+        size_bytes: int | None,
+        error: BaseException,
     ) -> None:
         """Write the line of an operation that did not begin.
 
-        One that was refused for who calls has a line at each level, and at once. Without a request
-        it is a call whose credentials were refused.
+        One that was refused for who calls has a line at each level, and at once. Without a size
+        nothing is known of the request but its type, and without a request not even that.
         """
         is_denied = isinstance(error, Unauthenticated | PermissionDenied)
         if not is_denied and (request is None or not self.notes(type(request))):
             return
-        tail = f',"request_bytes":{size_bytes}}}\n'
-        head = self._head(call, request)
+        head = self._head(call, request, is_known=size_bytes is not None)
+        tail = "}\n" if size_bytes is None else f',"request_bytes":{size_bytes}}}\n'
         text = _described(error, changes=False)
         self.write(head, text, tail, self._clock.monotonic_ms(), error)
 
@@ -300,7 +304,7 @@ class AuditLog:
             self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return f"{self._second_text}.{rest_ms:03d}Z"
 
-    def _head(self, call: AuditedCall, request: Message | None) -> str:
+    def _head(self, call: AuditedCall, request: Message | None, *, is_known: bool = True) -> str:
         parts = [
             f',"principal":{_text(call.principal)},"peer":{_text(call.peer)}',
             f',"request_id":{_text(call.request_id)}' if call.request_id else "",
@@ -309,7 +313,7 @@ class AuditLog:
             method, verb = _method_of(type(request))
             parts.append(f',"method":"{method}"')
             parts.append(f',"verb":"{verb}"' if verb else "")
-            parts.extend(self._subjects(request))
+            parts.extend(self._subjects(request) if is_known else ())
         return "".join(parts)
 
     def _subjects(self, request: Message) -> Iterator[str]:

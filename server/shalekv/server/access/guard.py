@@ -159,12 +159,18 @@ class Guard:
             return None
         return Permit(charge, entry)
 
-    def check(self, caller: Caller, kind: Message) -> None:
+    def check(self, call: Call, kind: Message) -> None:
         """Raise as `begin` if the caller may send no request of this kind, whatever is in it."""
-        if self.policies.policy.is_enforced:
+        if not self.policies.policy.is_enforced:
+            return
+        caller = call.caller or self._anonymous
+        try:
             self._check_identity(caller)
             if type(kind) not in TABLE or needs_of(kind) is not None:
                 self._check_needs(caller, ANYTHING)
+        except ShaleError as refusal:
+            self._note_refusal(call, kind, None, refusal)
+            raise
 
     def keep(self, call: Call, request: Message, end: Callable[[ShaleError], None]) -> OpenStream:
         """Call `end` with an error when the caller may not go on with a stream, until `leave`."""
@@ -225,8 +231,9 @@ class Guard:
         return PermissionDenied(message, verb=verb.value if verb is not None else "")
 
     def _note_refusal(
-        self, call: Call, request: Message | None, size_bytes: int, refusal: ShaleError
+        self, call: Call, request: Message | None, size_bytes: int | None, refusal: ShaleError
     ) -> None:
+        """Count and note a refusal; without a size what is in the request is not known."""
         counts = self.refused
         counts.denied += isinstance(refusal, PermissionDenied)
         counts.unauthenticated += isinstance(refusal, Unauthenticated)
@@ -236,7 +243,7 @@ class Guard:
 
     def _nobody(self, credentials: Credentials, problem: ShaleError) -> Caller:
         if self.policies.policy.is_enforced:
-            self._note_refusal(Call(credentials.peer), None, 0, problem)
+            self._note_refusal(Call(credentials.peer), None, None, problem)
             raise problem
         return Caller(self._anonymous.identity, self.policies, problem)
 

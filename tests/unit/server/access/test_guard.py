@@ -109,3 +109,5 @@ async def test_large_requests_of_strangers_are_not_read(name: str, status: bytes
         received = await begun(it.server.listen, name, "/shalekv.v1.KV/Put", 10 << 20)
         assert (literal(b"grpc-status", status) in received) == bool(status)
         assert (b"grpc-status" in received) == bool(status)
+    assert guard.refused.denied == (status == b"7")
+    assert guard.refused.unauthenticated == (status == b"16")

@@ -142,7 +142,7 @@ async def test_in_flight_calls_end_before_more_begin() -> None:
         assert refused.retry is not None
         assert refused.retry.retry_delay.ToMilliseconds() == IN_FLIGHT_RETRY_MS
         puts[0].cancel()
-        await asyncio.wait([it.service.held[0]])
+        await asyncio.wait(it.service.held, return_when=asyncio.FIRST_COMPLETED)
         third = it.kv.Put(kv_pb2.PutRequest(key=KEY))
         await it.service.holds(3)
         it.service.release()
