@@ -7,6 +7,10 @@ no cloud client.
 from __future__ import annotations
 
 import time
+from functools import cache
+from urllib.parse import urlsplit
+
+import structlog
 
 from shalekv.errors import InvalidSetting
 from shalekv.runtime import Runtime
@@ -14,12 +18,15 @@ from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.api import ObjectStore, PlainStore
 from shalekv.store.local import LocalStore
 from shalekv.store.memory import MemoryStore, named_objects
-from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, Provider, parse_url
+from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, Provider, is_loopback, parse_url
+
+log = structlog.get_logger()
 
 
 def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:
     """Open the store at `url` without sending a request. Raises `InvalidUrl`, `InvalidSetting`."""
     store = _open(url, runtime, settings)
+    _warn_if_readable(settings.endpoint_url)
     if settings.cas is CasChoice.NATIVE:
         if settings.records_url:
             raise InvalidSetting(
@@ -36,7 +43,9 @@ def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectSto
         open_records,
     )
 
-    return CheckedTwoPhaseStore(store, open_records(runtime, settings), runtime)
+    records = open_records(runtime, settings)
+    _warn_if_readable(settings.records_endpoint_url)
+    return CheckedTwoPhaseStore(store, records, runtime)
 
 
 def _open(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:
@@ -53,6 +62,16 @@ def _open(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:
             from shalekv.store.obstore.opening import open_bucket  # noqa: PLC0415
 
             return open_bucket(place, runtime, settings)
+
+
+@cache
+def _warn_if_readable(endpoint: str) -> None:
+    """Warn, once, of an endpoint without TLS on another machine."""
+    parts = urlsplit(endpoint)
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        place = f"{parts.scheme}://{parts.hostname}"
+        problem = "whoever is between can read and change the database, and read credentials"
+        log.warning("the object store is reached without TLS", endpoint=place, problem=problem)
 
 
 def _wall_clock_ms() -> int:

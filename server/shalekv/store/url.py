@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,14 @@ def parse_url(text: str) -> DatabaseUrl:
             return _bucket_url(Provider(scheme), parts)
         case scheme:
             raise InvalidUrl(f"{scheme}:// is not a kind of store: write {EXAMPLES}")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches the host."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 def _refuse_extras(parts: SplitResult, text: str) -> None:

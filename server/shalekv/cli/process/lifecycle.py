@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import resource
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -60,6 +59,7 @@ from shalekv.settings.budget import with_memory_shares
 from shalekv.settings.security import TlsSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.opening import open_store
+from shalekv.store.url import is_loopback
 from shalekv.wording import Trouble
 
 # Calls to a failed role fail at once: this is only for their replies to be sent.
@@ -419,14 +419,5 @@ def refuse_exposure(settings: EndpointSettings, tls: TlsSettings) -> None:
 def is_exposed(settings: EndpointSettings) -> bool:
     """Return whether the port is open to the network, and `insecure` does not allow that."""
     host = settings.listen.rpartition(":")[0].strip("[]")
-    is_local = settings.listen.startswith(UNIX) or _is_loopback(host)
+    is_local = settings.listen.startswith(UNIX) or is_loopback(host)
     return not (is_local or settings.insecure)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, which may resolve to any address
-        return False

@@ -15,7 +15,6 @@ another token.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
 import ssl
 from collections.abc import Sequence
@@ -47,6 +46,7 @@ from shalekv.server.access.web_tokens import (
     parse_web_token,
 )
 from shalekv.settings.security import AccessSettings
+from shalekv.store.url import is_loopback
 from shalekv.wording import MS_PER_S
 
 DISCOVERY = "/.well-known/openid-configuration"
@@ -249,15 +249,8 @@ def check_issuer_url(url: str) -> None:
         raise IssuerTrouble(f"{url!r} is not a URL: {error}") from None
     if not host or not is_plain or not url.isprintable():
         raise IssuerTrouble(f"{url!r} is not a URL of a host alone")
-    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
         raise IssuerTrouble(f"{url!r} has not https, which only URLs of this machine may lack")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _tls_context(authority: str) -> ssl.SSLContext:
