@@ -41,8 +41,8 @@ FILE_INTERVAL_MS = 1_000.0  # between two looks at the token file
 
 FREE = 5  # failures without a consequence
 FIRST_MS, LONGEST_MS = 250.0, 10_000.0
-HALF_LIFE_MS = 60_000.0
-COUNTED_MAX = 16.0  # so that no peer needs longer than some minutes to be forgiven
+HALF_LIFE_MS = 120_000.0
+COUNTED_MAX = 12.0  # enough for the longest time, and halved to `FREE` in some minutes
 LUCKY = 16
 PEERS_MAX = 4_096
 LOG_INTERVAL_MS = 1_000.0
