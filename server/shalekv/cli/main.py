@@ -50,6 +50,12 @@ COMMANDS: CommandTable = {
         "shalekv.cli.commands.bench:bench",
         "Measure a server: operations per second, latencies.",
     ),
+    "access": (
+        "shalekv.cli.commands.access:access",
+        "Enforce the access policy; show who you are; recover.",
+    ),
+    "role": ("shalekv.cli.commands.role:role", "List, set and remove roles."),
+    "grant": ("shalekv.cli.commands.grant:grant", "Give roles and quotas to principals."),
     "compactor": ("shalekv.cli.commands.compactor:compactor", "Merge the WAL and the levels."),
     "collector": ("shalekv.cli.commands.collector:collector", "Delete objects no longer needed."),
     "snapshot": (

@@ -88,6 +88,7 @@ _OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
     errors.StoreError: ExitCode.STORE,
     errors.ManifestVersionExists: ExitCode.CONFLICT,
     errors.ManifestConflict: ExitCode.CONFLICT,
+    errors.PolicyChanged: ExitCode.CONFLICT,
 }
 
 
