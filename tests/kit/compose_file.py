@@ -11,7 +11,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
 DOCKER = Path(__file__).parents[2] / "docker"
-COMPOSE, MINIO = "compose.yaml", "compose.minio.yaml"
+COMPOSE, MINIO, TLS = "compose.yaml", "compose.minio.yaml", "compose.tls.yaml"
 PORT = 7654  # where a writer, or a reader, listens in its container
 SAFEKEEPER_PORT = 7655
 DOCKERFILE = "docker/Dockerfile"
@@ -63,6 +63,12 @@ class Service:
     def volumes(self) -> Mapping[str, str]:
         """The volume of each mount point."""
         return {_mount_point(each): each.split(":")[0] for each in self.text.get("volumes", [])}
+
+    @property
+    def written_volumes(self) -> set[str]:
+        """The volumes that are not mounted read-only."""
+        given = (each.split(":") for each in self.text.get("volumes", []))
+        return {name for name, _, *options in given if "ro" not in options}
 
     @property
     def profiles(self) -> list[str]:

@@ -11,10 +11,18 @@ from pathlib import Path
 import click
 import pytest
 
+from shalekv.cli.commands.tls import init
 from shalekv.cli.console.configuration import ADDRESS_VARIABLE, CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.settings_flags import settings_of
 from shalekv.cli.main import shalekv
-from shalekv.settings import AnyConfig, CasChoice, ReaderConfig, ServerSettings, WriterConfig
+from shalekv.settings import (
+    AnyConfig,
+    CasChoice,
+    ReaderConfig,
+    SafekeeperConfig,
+    ServerSettings,
+    WriterConfig,
+)
 from shalekv.store.url import BucketUrl, parse_url
 from tests.kit.compose_file import (
     COMPOSE,
@@ -22,6 +30,7 @@ from tests.kit.compose_file import (
     MINIO,
     PORT,
     SAFEKEEPER_PORT,
+    TLS,
     Service,
     VariableMissing,
     read_compose,
@@ -38,6 +47,10 @@ EXAMPLE = dict(
 )
 SERVICES = read_compose(EXAMPLE)
 WITH_MINIO = read_compose(EXAMPLE, MINIO)
+WITH_TLS = read_compose(EXAMPLE, TLS)
+ALL_FILES = pytest.mark.parametrize(
+    "services", [SERVICES, WITH_MINIO, WITH_TLS], ids=[COMPOSE, MINIO, TLS]
+)
 OF_OURS, OF_MINIO = read_dockerfile("Dockerfile"), read_dockerfile("minio.Dockerfile")
 OURS = {name: service for name, service in SERVICES.items() if service.is_ours}
 WRITERS = {name: service for name, service in OURS.items() if "serve" in service.argv}
@@ -45,6 +58,7 @@ READERS = {name: service for name, service in OURS.items() if "reader" in servic
 SERVERS = WRITERS | READERS
 SAFEKEEPERS = {name: service for name, service in OURS.items() if "safekeeper" in service.argv}
 SCRIPTS = "/opt/shalekv/scripts/"
+TLS_FOLDER = "/etc/shalekv"
 OF_S3 = re.compile("AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
 
 
@@ -123,7 +137,7 @@ def test_there_are_readers() -> None:
 
 def test_nothing_else_is_published() -> None:
     """Processes on the machine reach writers and readers, and neither the S3 server nor MariaDB."""
-    for services in (SERVICES, WITH_MINIO):
+    for services in (SERVICES, WITH_MINIO, WITH_TLS):
         published = {name for name, service in services.items() if "ports" in service.text}
         assert published == set(SERVERS)
     ports = [port for service in SERVERS.values() for port in service.text["ports"]]
@@ -146,6 +160,47 @@ def test_the_health_check_is_that_of_the_image() -> None:
         assert asked == (f"127.0.0.1:{SAFEKEEPER_PORT}",)
 
 
+@pytest.mark.parametrize("name", SERVERS | SAFEKEEPERS)
+def test_servers_listen_with_tls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the file for TLS they differ in that alone, and none of them is insecure."""
+    plain, service = OURS[name], WITH_TLS[name]
+    assert service.argv == [word for word in plain.argv if word != "--insecure"]
+    for variable, value in service.environment.items():
+        monkeypatch.setenv(variable, value)
+    flags = parsed(service.argv[2:]).params
+    known = {setting.name: flags.get(setting.name) for setting in settings_of(AnyConfig)}
+    assert service.health[: len(plain.health)] == plain.health
+    asked = parsed(service.health[1:]).params
+    if name in SAFEKEEPERS:
+        tls = load_settings(known, None, SafekeeperConfig).tls
+        assert tls.tls_client_ca == f"{TLS_FOLDER}/ca.crt"
+        assert (asked["tls_cert"], asked["tls_key"]) == (tls.tls_cert, tls.tls_key)
+    else:
+        model: type[ReaderConfig | WriterConfig] = ReaderConfig if name in READERS else WriterConfig
+        settings = load_settings(known, None, model)
+        tls = settings.tls
+        assert (tls.tls_client_ca, tls.tls_server_ca) == ("", f"{TLS_FOLDER}/ca.crt")
+        assert settings.access.tokens_file == f"{TLS_FOLDER}/tokens"
+        assert settings.access.admin_names == {"token:admin"}
+    assert (tls.tls_cert, tls.tls_key) == (f"{TLS_FOLDER}/server.crt", f"{TLS_FOLDER}/server.key")
+    assert asked["tls_ca"] == f"{TLS_FOLDER}/ca.crt"
+    assert TLS_FOLDER in service.volumes
+    assert service.depends_on["certificates"] == "service_completed_successfully"
+
+
+def test_certificates_have_the_names_of_servers() -> None:
+    """The certificate is for every service that listens; only its maker has the authority's key."""
+    maker = WITH_TLS["certificates"]
+    assert maker.argv[:3] == ["shalekv", "tls", "init"]
+    made = init.make_context("init", maker.argv[3:]).params
+    assert set(made["hosts"]) == {*SERVERS, *SAFEKEEPERS}
+    assert str(made["folder"]) == TLS_FOLDER
+    authority = maker.volumes[str(made["authority_folder"])]
+    assert [name for name, each in WITH_TLS.items() if authority in each.volumes.values()] == [
+        maker.name
+    ]
+
+
 def test_writers_know_their_safekeepers() -> None:
     """The one that has its log in safekeepers names all of them."""
     flags = parsed(WRITERS["writer-quorum"].argv[2:]).params
@@ -153,7 +208,7 @@ def test_writers_know_their_safekeepers() -> None:
     assert flags["safekeepers"] == ",".join(f"{name}:{SAFEKEEPER_PORT}" for name in SAFEKEEPERS)
 
 
-@pytest.mark.parametrize("services", [SERVICES, WITH_MINIO], ids=[COMPOSE, MINIO])
+@ALL_FILES
 def test_what_waits_for_health_waits_for_a_health_check(services: dict[str, Service]) -> None:
     """Compose refuses to wait for the health of a service that has no check."""
     for service in services.values():
@@ -184,7 +239,7 @@ def test_images_have_a_user(image: Image) -> None:
     assert all(number >= 1_000 for number in image.user)
 
 
-@pytest.mark.parametrize("services", [SERVICES, WITH_MINIO], ids=[COMPOSE, MINIO])
+@ALL_FILES
 def test_nothing_runs_with_rights_that_it_does_not_need(services: dict[str, Service]) -> None:
     """Services that are built here run as the user of their image, without capabilities, and change
     only their volumes.
@@ -251,7 +306,7 @@ def test_a_missing_secret_is_reported() -> None:
             read_compose({k: v for k, v in EXAMPLE.items() if k != name})
 
 
-@pytest.mark.parametrize("file", [COMPOSE, MINIO])
+@pytest.mark.parametrize("file", [COMPOSE, MINIO, TLS])
 def test_variables_of_the_files_are_explained(file: str) -> None:
     """Each variable that a file reads is in docker/README.md."""
     readme = (DOCKER / "README.md").read_text()

@@ -72,7 +72,7 @@ class EndpointSettings(ProcessSettings):
     insecure: bool = Field(
         default=False,
         description="Allow an address other than loopback without TLS, although connections are "
-        "neither encrypted nor authenticated.",
+        "neither encrypted nor authenticated; for a safekeeper, also without --tls-client-ca.",
         json_schema_extra={"user": "security: nothing listens on a network by accident"},
     )
     shutdown_grace_ms: int = Field(
@@ -144,7 +144,7 @@ class SafekeeperServerSettings(EndpointSettings):
     listen: str = Field(
         default="127.0.0.1:7655",
         description="HOST:PORT to listen on, or unix:PATH; port 0 picks a free one. An address "
-        "other than loopback needs --tls-cert, or --insecure.",
+        "other than loopback needs --tls-client-ca, or --insecure.",
         json_schema_extra={"user": "operator: the address and port of this machine"},
     )
 

@@ -66,6 +66,16 @@ def test_flag_beats_environment_beats_file_beats_default(
     assert settings.writer.admission_timeout_ms == 1_000
 
 
+# Settings that others are needed for.
+TOGETHER = {
+    "tls_cert": ("tls_key",),
+    "tls_key": ("tls_cert",),
+    "tls_client_ca": ("tls_cert", "tls_key"),
+    "oidc_issuer": ("oidc_audience",),
+    "oidc_audience": ("oidc_issuer",),
+}
+
+
 @pytest.mark.parametrize("setting", list(settings_of(WriterConfig)), ids=lambda s: s.toml_key)
 def test_every_setting_has_three_names(
     setting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -82,6 +92,8 @@ def test_every_setting_has_three_names(
     flags = {} if setting.name == "url" else dict(URL)
     if setting.name == "safekeepers":
         flags["wal"] = "quorum"  # which they belong to
+    for name in TOGETHER.get(setting.name, ()):
+        flags[name] = text
     if setting.name == "fence_poll_ms":
         flags["open_timeout_ms"] = text  # which bounds it
     by_flag = load_settings(flags | {setting.name: text}, None, WriterConfig)
