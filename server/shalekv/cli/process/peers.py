@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache
 
 from shalekv.errors import InvalidSetting
 from shalekv.rpc.safekeeper_links import GRPCIO_OPTIONS, GrpcLinks, native_channel
@@ -32,9 +32,16 @@ async def open_links(tls: TlsSettings, wire: Wire = Wire.NATIVE) -> AsyncIterato
 
     Raises `InvalidSetting`.
     """
-    contexts = peer_contexts(tls) if tls.connects_with_tls else None
-    open_channel = native_channel if wire is Wire.NATIVE else _grpcio_channel
-    links = GrpcLinks(partial(open_channel, tls=contexts))
+    connect = native_channel if wire is Wire.NATIVE else _grpcio_channel
+
+    @cache
+    def contexts() -> TlsContexts | None:
+        return peer_contexts(tls) if tls.connects_with_tls else None
+
+    if tls.tls_server_ca or tls.tls_client_ca:
+        contexts()  # files that are missing are reported at once
+    # Otherwise the authorities of the system are loaded, which takes long, and few need it.
+    links = GrpcLinks(lambda address: connect(address, contexts()))
     try:
         yield links
     finally:
@@ -46,4 +53,4 @@ def _grpcio_channel(address: str, tls: TlsContexts | None) -> Channel:
         GrpcioChannel,
     )
 
-    return GrpcioChannel(address, GRPCIO_OPTIONS, None if tls is None else tls.files)
+    return GrpcioChannel(address, GRPCIO_OPTIONS, tls=tls)
