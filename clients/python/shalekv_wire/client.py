@@ -220,8 +220,7 @@ class WireChannel:
             if transport.takes_calls:
                 self._backoff.note_success()
             else:
-                why = transport.connection.leaving_text or "the server takes no calls"
-                self._backoff.note_failure(why)
+                self._backoff.note_failure("the server takes no calls")
         finally:
             self._connecting = None
         if self._usable() is None:

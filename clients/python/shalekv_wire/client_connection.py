@@ -385,7 +385,6 @@ class ClientConnection(Connection[ClientCall]):
         """
         super().__init__(sender, limits=limits, received=received, now_s=now_s)
         self.is_leaving = False  # the server takes no more streams
-        self.leaving_text = ""  # why, if it has said
         self._decoder = HeaderDecoder(response_head, list_bytes_max=limits.metadata_bytes_max)
         self._fields = (
             (b":authority", authority.encode("latin-1")),
@@ -527,7 +526,6 @@ class ClientConnection(Connection[ClientCall]):
     def on_goaway(self, last_stream_id: int, code: int, text: str) -> None:
         """Open no more streams; calls that the server has not seen begin again elsewhere."""
         self.is_leaving = True
-        self.leaving_text = text
         for stream_id in [number for number in self.streams if number > last_stream_id]:
             call = self.streams.pop(stream_id)
             self.sender.forget(call)

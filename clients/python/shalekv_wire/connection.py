@@ -45,6 +45,8 @@ PING_STRIKES_MAX = 2
 # Streams that were reset here, of which the peer may not know yet.
 FORGOTTEN_MAX = 512
 
+_GOAWAY_BYTES = HEADER_BYTES + 8  # before its text
+_TLS_ALERT = b"\x15\x03"
 _LENGTH = struct.Struct(">I").unpack_from
 
 
@@ -67,6 +69,15 @@ class Pings:
             self._strikes += 1
         self._mark, self._last_s = mark, now_s
         return self._strikes <= PING_STRIKES_MAX
+
+
+def _not_http2(kind: int, data: bytes) -> str:
+    """Return what it is that does not begin with SETTINGS."""
+    if kind == frames.GOAWAY and len(data) >= _GOAWAY_BYTES:
+        return data[_GOAWAY_BYTES:].decode("utf-8", "replace")
+    if data.startswith(_TLS_ALERT):
+        return "the other side speaks TLS"
+    return "this is not HTTP/2: no SETTINGS at the beginning"
 
 
 StreamT = TypeVar("StreamT", bound=Stream)
@@ -183,8 +194,7 @@ class Connection(ABC, Generic[StreamT]):
         while size - position >= HEADER_BYTES:
             high, low, kind, flags, stream_id = unpack(data, position)
             if kind != frames.SETTINGS and not self.is_established:
-                text = "this is not HTTP/2: no SETTINGS at the beginning"
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, text)
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, _not_http2(kind, data[position:]))
             length = high << 16 | low
             if length > PAYLOAD_BYTES_MAX:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame over 16 KiB")

@@ -32,9 +32,8 @@ PLAIN_HTTP2, PLAIN_HTTP = b"PRI * HTTP/2", (b"GET ", b"POST", b"HEAD", b"PUT ", 
 
 _REFUSED = "this port speaks TLS, and the client does not"
 _REFUSED_HTTP = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n" + _REFUSED.encode() + b"\n"
-_REFUSED_HTTP2 = frames.settings_frame({}) + frames.goaway_frame(
-    0, ErrorCode.INADEQUATE_SECURITY, _REFUSED
-)
+# Without SETTINGS before it: to clients of gRPC, the connection is one that could not be made.
+_REFUSED_HTTP2 = frames.goaway_frame(0, ErrorCode.INADEQUATE_SECURITY, _REFUSED)
 
 # What the other side does, by the end of OpenSSL's name for a problem.
 _DEEDS = {

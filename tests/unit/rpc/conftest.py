@@ -17,6 +17,7 @@ OVER_BOTH = {
     "test_server",
     "test_session_end",
     "test_standing_by",
+    "test_tls",
     "test_unread_streams",
     "test_wires",
 }
