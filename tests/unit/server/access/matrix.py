@@ -127,6 +127,16 @@ class Callers:
                 | dict(zip(watch, await self._watch(watch, key, metadata), strict=True))
             )
 
+    async def goes_on(self, rest: kv_pb2.ScanRequest, name: str) -> bool:
+        """Whether a page token is accepted of a principal; otherwise the request is invalid."""
+        try:
+            replies = [reply async for reply in self.kv.Scan(rest, metadata=self.shown(name))]
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                return False
+            raise
+        return bool(replies)
+
     async def _call(self, rpc: str, request: Message, metadata: Metadata) -> Outcome:
         data = request.SerializeToString()
         stream: Any = self._channel.unary_stream(rpc)  # of a call with one reply, too
@@ -207,4 +217,19 @@ async def holes(
         ]
     if await callers.state() != before:
         found.append("a refused request has changed something")
+    return found
+
+
+async def foreign_tokens(callers: Callers) -> list[str]:
+    """The principals that could go on with a scan of another one, by its page token."""
+    keys = kv_pb2.KeyRange(prefix=MINE)
+    for key in (THERE, MISSING):
+        await callers.kv.Put(kv_pb2.PutRequest(key=key), metadata=callers.shown(ROOT))
+    begin = kv_pb2.ScanRequest(range=keys, limit=1)
+    scan = callers.kv.Scan(begin, metadata=callers.shown("prefix"))
+    page_token = [reply async for reply in scan][-1].page_token
+    assert page_token
+    rest = kv_pb2.ScanRequest(range=keys, page_token=page_token)
+    found = [name for name in (ROOT, "only-read", "prefix") if await callers.goes_on(rest, name)]
+    assert found.pop() == "prefix"
     return found

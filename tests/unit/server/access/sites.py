@@ -173,7 +173,8 @@ def sites() -> Iterator[Site]:
             found = [*_paths(method.input_type)]
             yield from (Site(method, path) for path in found)
             for path in found:
-                beside = {field.name for field in path[-1].containing_type.fields}
+                message = path[-1].containing_type
+                beside = {field.name for field in message.fields} if message is not None else ()
                 yield from (Site(method, path, flag) for flag in FLAGS if flag in beside)
             if not found:
                 yield Site(method, ())
