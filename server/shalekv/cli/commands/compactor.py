@@ -26,7 +26,7 @@ from shalekv.cli.process.databases import chosen_urls, open_databases, run_to_en
 from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.merge_part import LIFT, LINE_BYTES_MAX, PartReply, PartTask
 from shalekv.cli.process.shutdown import StopRequest, parent_pipe
-from shalekv.cli.process.supervisor import reporting_to_parent
+from shalekv.cli.process.supervisor import child_environment, reporting_to_parent
 from shalekv.errors import InvalidSetting, PartFailed, ShaleError, StoreUnavailable
 from shalekv.jobs.compact.parts import MergePart, OwnProcessParts, PartResult
 from shalekv.runtime import Runtime
@@ -114,7 +114,11 @@ class ProcessParts:
 
     async def _start(self) -> Process:
         process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES_MAX
+            *self._command,
+            stdin=PIPE,
+            stdout=PIPE,
+            limit=LINE_BYTES_MAX,
+            env=child_environment(os.environ),
         )
         _log.debug("part started", pid=process.pid)
         return process

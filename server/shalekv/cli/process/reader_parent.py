@@ -17,6 +17,7 @@ and says how the processes answer for all of them.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -39,7 +40,7 @@ from shalekv.cli.process.reader import (
     Whole,
 )
 from shalekv.cli.process.shutdown import StopRequest, on_hangup
-from shalekv.cli.process.supervisor import RestartDelay
+from shalekv.cli.process.supervisor import RestartDelay, child_environment
 from shalekv.clock import MachineClock
 from shalekv.rpc.native_server import CONNECTION, DOOR, address_of, bind, release
 from shalekv.settings import ReaderConfig
@@ -326,6 +327,7 @@ class ReaderParent:
                     stdin=theirs.fileno(),
                     stdout=DEVNULL,
                     pass_fds=[their_door.fileno()],
+                    env=child_environment(os.environ),
                     start_new_session=True,  # Ctrl-C reaches this process only, which tells others
                 )
             reader, writer = await asyncio.open_connection(sock=ours, limit=MESSAGE_BYTES_MAX)

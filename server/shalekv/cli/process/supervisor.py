@@ -366,7 +366,7 @@ class ChildSupervisor:
                 stdin=PIPE,
                 stdout=PIPE,  # for its reports; it inherits stderr for its log
                 limit=LINE_BYTES_MAX,
-                env=_environment(os.environ) | dict(command.secrets),
+                env=child_environment(os.environ) | dict(command.secrets),
                 start_new_session=True,  # Ctrl-C reaches this process only, which ends the child
             )
         except OSError as error:
@@ -413,6 +413,9 @@ class ChildSupervisor:
                 await self._stopping.wait()
 
 
-def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment without settings, which would contradict the flags of a child."""
+def child_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a child, which has its settings from elsewhere: without any of them.
+
+    They would contradict the others, and some are secrets that the child does not need.
+    """
     return {k: v for k, v in inherited.items() if not k.upper().startswith(ENVIRONMENT_PREFIX)}
