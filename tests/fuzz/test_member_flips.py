@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.format.member_files import HEAD_BYTES
+from shalekv.format.quorum.member_files import HEAD_BYTES
 from shalekv.format.wal_record import encode_record
 from tests.fuzz.budget import attempts, replayable
 from tests.kit.disks.crashing import CrashingDisk

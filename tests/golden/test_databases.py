@@ -14,7 +14,7 @@ import pytest
 from shalekv.errors import DatabaseMismatch
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
-from shalekv.format.member_files import CONTROL_BYTES, decode_control, encode_control
+from shalekv.format.quorum.member_files import CONTROL_BYTES, decode_control, encode_control
 from shalekv.format.sst import open_sst
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.manifest import SYSTEM_LEVEL, CasMode, Manifest, Version

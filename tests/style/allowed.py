@@ -11,7 +11,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     },
     "epoch_condition": {
         "clients/spark/shalekv_spark/feed/query.py": "checks its log again under another writer",
-        "server/shalekv/format/quorum_messages.py": "refuses a message whose sections go back",
+        "server/shalekv/format/quorum/messages.py": "refuses a message whose sections go back",
     },
     "sleeping": {
         "tests/bench/memory.py": "looks at memory each second",

@@ -15,7 +15,7 @@ ASKING = frozenset(
         "shalekv.cli.process.writer",
         "shalekv.server.database",
         "shalekv.write.opening",
-        "shalekv.protocol.quorum_opening",
+        "shalekv.protocol.quorum.opening",
         "shalekv.jobs.switch_wal",
         "shalekv.cli.commands.safekeeper_switch",
         "shalekv.write.engine",

@@ -39,7 +39,7 @@ from shalekv.protocol.membership import (
     check_members,
     is_archived,
 )
-from shalekv.protocol.proposer import enter_quorum, leave_quorum
+from shalekv.protocol.quorum.proposer import enter_quorum, leave_quorum
 from shalekv.protocol.snapshot import remove_snapshots
 from shalekv.settings import CompactorConfig, WriterSettings
 from shalekv.store.cas import CasStore

@@ -9,7 +9,7 @@ These rules are applied in the following places:
 
 - `protocol.opening`: an opener judges each slot that it tries to fence or to fill, and the manifest
   after each of its reads and edits. The order of its steps is described there.
-- `protocol.quorum_opening`: the same, in the slot with which it closes the previous log.
+- `protocol.quorum.opening`: the same, in the slot with which it closes the previous log.
 - `protocol.log`: a serving writer judges a slot that another writer has taken.
 - `store.manifests.WriterManifest`: a writer checks each manifest that it reads or edits, with
   `check_owner`. Edits that only a writer may make check it themselves as well.

@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from shalekv import errors
 from shalekv.errors import CorruptObject, InvalidRequest, ShaleError
-from shalekv.format.quorum_messages import (
+from shalekv.format.quorum.messages import (
     propose_request,
     records_of,
     relay_request,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shalekv.format.member_files import HEAD_BYTES
+from shalekv.format.quorum.member_files import HEAD_BYTES
 from shalekv.store.safekeeper_log.slots import CONTROL_NAME, FILE_BYTES, SLOT_OFFSETS, SYNCED_NAME
 from tests.kit.processes.child import Child, Line
 

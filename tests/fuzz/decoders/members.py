@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from shalekv.errors import CorruptObject, InvalidRequest
 from shalekv.format.coding import crc32c
-from shalekv.format.member_files import (
+from shalekv.format.quorum.member_files import (
     Control,
     MemberIdentity,
     SegmentHead,
@@ -21,7 +21,7 @@ from shalekv.format.member_files import (
     encode_head,
     encode_synced,
 )
-from shalekv.format.quorum_messages import (
+from shalekv.format.quorum.messages import (
     ballot_message,
     health_of,
     propose_reply,

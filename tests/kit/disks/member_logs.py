@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from shalekv.errors import CorruptObject
-from shalekv.format.member_files import MemberIdentity
+from shalekv.format.quorum.member_files import MemberIdentity
 from shalekv.format.wal_record import make_record
-from shalekv.protocol.acceptor import Effect, Flush, Reset, Save, Write
+from shalekv.protocol.quorum.acceptor import Effect, Flush, Reset, Save, Write
 from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth, Record
 from shalekv.store.files import REAL_FILE_SYSTEM, DurableFiles, FileSystem
 from shalekv.store.safekeeper_log.folder import create_log, open_log

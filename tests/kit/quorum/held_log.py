@@ -11,13 +11,13 @@ from shalekv.errors import NotAMember, RecordTrimmed
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.format.manifest import encode_manifest
-from shalekv.format.member_files import MemberIdentity
+from shalekv.format.quorum.member_files import MemberIdentity
 from shalekv.format.wal_record import make_record
-from shalekv.protocol import acceptor
-from shalekv.protocol.acceptor import AcceptorState
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Member
+from shalekv.protocol.quorum import acceptor
+from shalekv.protocol.quorum.acceptor import AcceptorState
 from shalekv.protocol.quorum_records import Ballot, LogEnd, LogShape, Record
 from shalekv.runtime import Runtime
 from shalekv.server.safekeeper.archiver import Archiver

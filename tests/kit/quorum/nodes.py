@@ -11,8 +11,15 @@ from dataclasses import replace
 from random import Random
 
 from shalekv.errors import DatabaseExists, NotAMember
-from shalekv.protocol import acceptor
-from shalekv.protocol.acceptor import (
+from shalekv.protocol.membership import (
+    MEMBER_ID_BYTES,
+    Member,
+    complete_objects,
+    is_archived,
+    trim_mark,
+)
+from shalekv.protocol.quorum import acceptor
+from shalekv.protocol.quorum.acceptor import (
     AcceptorState,
     CommittedUpTo,
     Flush,
@@ -21,13 +28,6 @@ from shalekv.protocol.acceptor import (
     Save,
     Truncate,
     Write,
-)
-from shalekv.protocol.membership import (
-    MEMBER_ID_BYTES,
-    Member,
-    complete_objects,
-    is_archived,
-    trim_mark,
 )
 from shalekv.protocol.quorum_records import (
     NO_BALLOT,

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from shalekv import errors
-from shalekv.protocol import fencing, membership, proposer
+from shalekv.protocol import fencing, membership
 from shalekv.protocol.fencing import FenceRun, SlotVerdict
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Member
+from shalekv.protocol.quorum import proposer
 from shalekv.protocol.quorum_records import Append, Elected, Record
 from tests.scenarios.quorum.openings import NODE, NODES, WRITER, fills, sentence
 from tests.scenarios.quorum.stage import Stage

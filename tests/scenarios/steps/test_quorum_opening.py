@@ -17,7 +17,7 @@ from shalekv.protocol.opening import (
     ListWal,
     ManifestRead,
 )
-from shalekv.protocol.quorum_opening import (
+from shalekv.protocol.quorum.opening import (
     ClaimEpoch,
     CommitFence,
     FenceCommitted,

@@ -13,13 +13,13 @@ from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.format.names import parse_temporary_name
 from shalekv.jobs import switch_wal
 from shalekv.protocol import membership as quorum_members
-from shalekv.protocol import proposer
-from shalekv.protocol.acceptor import Effect, Reply
 from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.membership import LogObject, MembershipStatus, complete_objects, is_archived
 from shalekv.protocol.membership import Member as Named
-from shalekv.protocol.proposer import Candidacy, Leader, enter_quorum
+from shalekv.protocol.quorum import proposer
+from shalekv.protocol.quorum.acceptor import Effect, Reply
+from shalekv.protocol.quorum.proposer import Candidacy, Leader, enter_quorum
 from shalekv.protocol.quorum_records import Ballot, LogHealth, ToProposer
 from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.server import database

@@ -11,14 +11,15 @@ from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 
-from shalekv.protocol import acceptor, fencing, membership, proposer
+from shalekv.protocol import fencing, membership
 from shalekv.protocol import membership as archiving
-from shalekv.protocol import proposer as switching
-from shalekv.protocol.acceptor import AcceptorState, Flush, Save, Step, Truncate
 from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Configuration, LogObject, Member
-from shalekv.protocol.proposer import Candidacy, Leader, enter_quorum
+from shalekv.protocol.quorum import acceptor, proposer
+from shalekv.protocol.quorum import proposer as switching
+from shalekv.protocol.quorum.acceptor import AcceptorState, Flush, Save, Step, Truncate
+from shalekv.protocol.quorum.proposer import Candidacy, Leader, enter_quorum
 from shalekv.protocol.quorum_records import (
     Append,
     Ballot,

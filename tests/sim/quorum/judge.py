@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from shalekv.protocol.acceptor import AcceptorState, Effect, Flush, Reset, Save, Truncate, Write
+from shalekv.protocol.quorum.acceptor import (
+    AcceptorState,
+    Effect,
+    Flush,
+    Reset,
+    Save,
+    Truncate,
+    Write,
+)
 from shalekv.protocol.quorum_records import (
     NO_BALLOT,
     Appended,

@@ -12,8 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
-from shalekv.protocol import acceptor, membership
-from shalekv.protocol.acceptor import (
+from shalekv.protocol import membership
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import LogObject, Member
+from shalekv.protocol.quorum import acceptor
+from shalekv.protocol.quorum.acceptor import (
     AcceptorState,
     CommittedUpTo,
     Effect,
@@ -24,8 +27,6 @@ from shalekv.protocol.acceptor import (
     Truncate,
     Write,
 )
-from shalekv.protocol.manifest import Manifest, WalMode
-from shalekv.protocol.membership import LogObject, Member
 from shalekv.protocol.quorum_records import (
     Append,
     LogEnd,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from shalekv.errors import Fenced, InvalidRequest
-from shalekv.protocol.acceptor import Flush, Truncate
 from shalekv.protocol.membership import Member, begin_change, cancel_change
+from shalekv.protocol.quorum.acceptor import Flush, Truncate
 from shalekv.protocol.quorum_records import Append, LogHealth
 from tests.sim.quorum.judge import Violation
 from tests.sim.quorum.parts import THEMES, Parts

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from shalekv.errors import LogBehindArchive
 from shalekv.format.wal_record import make_record
-from shalekv.protocol import membership, proposer
+from shalekv.protocol import membership
 from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.membership import Configuration, Member
-from shalekv.protocol.proposer import Candidacy, Leader, epoch_to_claim
+from shalekv.protocol.quorum import proposer
+from shalekv.protocol.quorum.proposer import Candidacy, Leader, epoch_to_claim
 from shalekv.protocol.quorum_records import (
     Append,
     Appended,

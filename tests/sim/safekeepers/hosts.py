@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
-from shalekv.format.quorum_messages import to_proposer
+from shalekv.format.quorum.messages import to_proposer
 from shalekv.protocol.membership import Member
 from shalekv.protocol.quorum_records import ToProposer
 from shalekv.rpc.adapter import Adapter

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from shalekv.errors import CorruptObject
 from shalekv.format.manifest import decode_manifest
-from shalekv.format.member_files import (
+from shalekv.format.names import MANIFEST_FOLDER
+from shalekv.format.quorum.member_files import (
     HEAD_BYTES,
     Control,
     SegmentHead,
     decode_control,
     encode_head,
 )
-from shalekv.format.names import MANIFEST_FOLDER
 from shalekv.format.wal_record import decode_record
 from shalekv.protocol.membership import Configuration, Member
 from shalekv.protocol.quorum_records import Appended, Joined, LogEnd, Record, ToProposer, Vote

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shalekv.errors import BadChecksum, BadMagic, CorruptObject, Truncated, UnsupportedVersion
 from shalekv.format.coding import MAX_U64, crc32c
-from shalekv.format.member_files import (
+from shalekv.format.quorum.member_files import (
     CONTROL_BYTES,
     HEAD_BYTES,
     SYNCED_BYTES,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shalekv.errors import BadChecksum, InvalidRequest
-from shalekv.format.quorum_messages import (
+from shalekv.format.quorum.messages import (
     propose_reply,
     propose_request,
     relay_request,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shalekv.format.wal_record import make_record
-from shalekv.protocol.acceptor import AcceptorState
 from shalekv.protocol.membership import Member
+from shalekv.protocol.quorum.acceptor import AcceptorState
 from shalekv.protocol.quorum_records import Ballot, LogEnd, LogShape, Record
 
 ME = b"a" * 16

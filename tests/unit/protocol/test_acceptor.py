@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.protocol.acceptor import (
+from shalekv.protocol.quorum.acceptor import (
     AcceptorState,
     CommittedUpTo,
     Flush,

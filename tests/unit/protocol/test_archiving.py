@@ -16,7 +16,7 @@ from shalekv.protocol.membership import (
     takeover_place,
     trim_mark,
 )
-from shalekv.protocol.proposer import (
+from shalekv.protocol.quorum.proposer import (
     Grouping,
     GroupingPolicy,
     ObjectPosition,

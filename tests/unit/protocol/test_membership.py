@@ -22,7 +22,7 @@ from shalekv.protocol.membership import (
     force_members,
     membership_status,
 )
-from shalekv.protocol.proposer import (
+from shalekv.protocol.quorum.proposer import (
     LEFT_OUT_COUNT,
     Candidacy,
     Leader,

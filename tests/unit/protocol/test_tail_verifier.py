@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shalekv.protocol.quorum_opening import COMPARED_MAX, FetchedTail, TailMismatch, TailVerifier
+from shalekv.protocol.quorum.opening import COMPARED_MAX, FetchedTail, TailMismatch, TailVerifier
 from shalekv.protocol.quorum_records import LogShape, Record
 from tests.unit.protocol.logs import log, records
 

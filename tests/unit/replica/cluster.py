@@ -12,7 +12,7 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Configuration, Member
-from shalekv.protocol.proposer import Candidacy, Leader
+from shalekv.protocol.quorum.proposer import Candidacy, Leader
 from shalekv.protocol.quorum_records import (
     Append,
     Appended,

@@ -20,7 +20,7 @@ from shalekv.errors import (
     NotAMember,
     Stopping,
 )
-from shalekv.format.quorum_messages import propose_request
+from shalekv.format.quorum.messages import propose_request
 from shalekv.protocol.quorum_records import (
     Append,
     Appended,

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from shalekv.errors import RecordTrimmed
-from shalekv.format.member_files import MemberIdentity
-from shalekv.protocol.acceptor import AcceptorState
+from shalekv.format.quorum.member_files import MemberIdentity
 from shalekv.protocol.membership import LogObject, complete_objects, is_archived
+from shalekv.protocol.quorum.acceptor import AcceptorState
 from shalekv.protocol.quorum_records import LogEnd, Record
 
 

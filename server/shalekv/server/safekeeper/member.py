@@ -22,10 +22,10 @@ from typing import Protocol
 import structlog
 
 from shalekv.errors import CorruptObject, LogDamaged, RecordTrimmed, ShaleError, raise_if
-from shalekv.format.member_files import MemberIdentity
+from shalekv.format.quorum.member_files import MemberIdentity
 from shalekv.format.wal_record import HEADER_BYTES
-from shalekv.protocol import acceptor
-from shalekv.protocol.acceptor import (
+from shalekv.protocol.quorum import acceptor
+from shalekv.protocol.quorum.acceptor import (
     AcceptorState,
     CommittedUpTo,
     Effect,

@@ -27,9 +27,9 @@ from shalekv.errors import (
     StoreBroken,
     StoreUnavailable,
 )
-from shalekv.format.member_files import MemberIdentity
 from shalekv.format.names import MANIFEST_FOLDER
-from shalekv.format.quorum_messages import check_id
+from shalekv.format.quorum.member_files import MemberIdentity
+from shalekv.format.quorum.messages import check_id
 from shalekv.protocol.membership import MembershipStatus
 from shalekv.protocol.quorum_records import LogHealth
 from shalekv.runtime import Runtime, Workers

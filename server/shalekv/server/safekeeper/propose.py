@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import NamedTuple
 
 from shalekv.errors import InvalidRequest, ShaleError
-from shalekv.format.quorum_messages import propose_reply, to_acceptor
-from shalekv.protocol.acceptor import has_taken
+from shalekv.format.quorum.messages import propose_reply, to_acceptor
+from shalekv.protocol.quorum.acceptor import has_taken
 from shalekv.protocol.quorum_records import (
     Append,
     Appended,

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from shalekv.errors import NotAMember, ShaleError
-from shalekv.format.quorum_messages import relayed_append
+from shalekv.format.quorum.messages import relayed_append
 from shalekv.format.wal_record import HEADER_BYTES
 from shalekv.protocol.quorum_records import Append, RelayTarget
 from shalekv.runtime import Runtime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from shalekv.format.quorum_messages import (
+from shalekv.format.quorum.messages import (
     ballot_message,
     health_of,
     health_value,

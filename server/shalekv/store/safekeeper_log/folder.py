@@ -19,8 +19,8 @@ from itertools import count
 from pathlib import Path
 
 from shalekv.errors import CorruptObject, LogFull, StoreRefused, UnsupportedVersion, WrongObject
-from shalekv.format.member_files import Control, MemberIdentity, Synced
-from shalekv.protocol.acceptor import AcceptorState
+from shalekv.format.quorum.member_files import Control, MemberIdentity, Synced
+from shalekv.protocol.quorum.acceptor import AcceptorState
 from shalekv.protocol.quorum_records import LogHealth
 from shalekv.store.files import REAL_FILE_SYSTEM, DurableFiles, FileLock, FileSystem
 from shalekv.store.safekeeper_log.log import MemberLog, clear

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from shalekv.format.member_files import HEAD_BYTES
+from shalekv.format.quorum.member_files import HEAD_BYTES
 from shalekv.format.wal_record import HEADER_BYTES
 from shalekv.protocol.quorum_records import LogEnd, Record
 

@@ -7,7 +7,7 @@
 
 The *promise* is the highest ballot that the member has promised. The *base* is the last record
 that was trimmed: the log begins behind it. An *object* is the WAL object in the archive to which a
-record belongs. *Effects* are the changes that `shalekv.protocol.acceptor` has decided.
+record belongs. *Effects* are the changes that `shalekv.protocol.quorum.acceptor` has decided.
 
 One thread at a time (the `Syncer`) changes the files; others may read meanwhile. The space of a
 record is allocated before it is written (see `has_space`), so a full disk never breaks a log.
@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Lock
 
 from shalekv.errors import BadChecksum, CorruptObject, LogDamaged, RecordTrimmed
-from shalekv.format.member_files import (
+from shalekv.format.quorum.member_files import (
     HEAD_BYTES,
     Control,
     MemberIdentity,
@@ -31,7 +31,7 @@ from shalekv.format.member_files import (
     encode_head,
 )
 from shalekv.format.wal_record import decode_record, encode_record
-from shalekv.protocol.acceptor import (
+from shalekv.protocol.quorum.acceptor import (
     AcceptorState,
     CommittedUpTo,
     Effect,

@@ -15,7 +15,7 @@ from pathlib import Path
 from struct import Struct
 
 from shalekv.errors import CorruptObject, LogDamaged, UnsupportedVersion
-from shalekv.format.member_files import HEAD_BYTES, Control, SegmentHead, Synced, decode_head
+from shalekv.format.quorum.member_files import HEAD_BYTES, Control, SegmentHead, Synced, decode_head
 from shalekv.format.wal_record import HEADER_BYTES, decode_record
 from shalekv.protocol.quorum_records import LogEnd, LogShape, Record
 from shalekv.store.files import DurableFiles, OpenFile

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shalekv.errors import CorruptObject, LogDamaged, LogFull, Truncated, UnsupportedVersion
-from shalekv.format.member_files import (
+from shalekv.format.quorum.member_files import (
     Control,
     Synced,
     decode_control,

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 
-from shalekv.format.member_files import HEAD_BYTES
+from shalekv.format.quorum.member_files import HEAD_BYTES
 from shalekv.store.files import DurableFiles
 from shalekv.store.safekeeper_log.scan import SPARE_SUFFIX
 

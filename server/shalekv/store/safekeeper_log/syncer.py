@@ -15,7 +15,7 @@ from asyncio import Future
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shalekv.protocol.acceptor import Effect
+from shalekv.protocol.quorum.acceptor import Effect
 from shalekv.protocol.quorum_records import LogEnd, Record
 from shalekv.runtime import Workers
 from shalekv.store.safekeeper_log.index import frame_bytes

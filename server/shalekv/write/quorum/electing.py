@@ -27,7 +27,7 @@ from shalekv.errors import (
 )
 from shalekv.protocol.fencing import WriterId, fenced
 from shalekv.protocol.membership import Configuration, Member
-from shalekv.protocol.quorum_opening import (
+from shalekv.protocol.quorum.opening import (
     FetchFailed,
     FetchTail,
     TailFetched,

@@ -22,7 +22,7 @@ from shalekv.errors import ShaleError, raise_if
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.fencing import WriterId, fenced
 from shalekv.protocol.membership import Configuration, is_archived
-from shalekv.protocol.proposer import Leader, ObjectPosition
+from shalekv.protocol.quorum.proposer import Leader, ObjectPosition
 from shalekv.protocol.quorum_records import Ballot, LogEnd, Record, Refusal
 
 _WAL_ID = attrgetter("wal_id")

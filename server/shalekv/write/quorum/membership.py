@@ -40,7 +40,7 @@ from shalekv.protocol.membership import (
     check_unchanging,
     force_members,
 )
-from shalekv.protocol.proposer import best_log
+from shalekv.protocol.quorum.proposer import best_log
 from shalekv.protocol.quorum_records import LogEnd, LogHealth
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest

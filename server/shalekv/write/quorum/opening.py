@@ -1,4 +1,4 @@
-"""Opening a database whose log is in safekeepers: executor of `protocol.quorum_opening`.
+"""Opening a database whose log is in safekeepers: executor of `protocol.quorum.opening`.
 
 Nothing here judges epochs, votes or logs: each effect is a request to a majority, to one member or
 to the store, whose result is the next event (server/docs/safekeepers.md, "Opening").
@@ -28,8 +28,7 @@ from shalekv.protocol.opening import (
     WalListed,
     claim_epoch,
 )
-from shalekv.protocol.proposer import CHARGED_INTERVAL_MS, FREE_INTERVAL_MS
-from shalekv.protocol.quorum_opening import (
+from shalekv.protocol.quorum.opening import (
     ClaimEpoch,
     CommitFence,
     FenceCommitted,
@@ -47,6 +46,7 @@ from shalekv.protocol.quorum_opening import (
     quorum_configuration,
     step,
 )
+from shalekv.protocol.quorum.proposer import CHARGED_INTERVAL_MS, FREE_INTERVAL_MS
 from shalekv.read.replay import Replayed, apply_object
 from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
 from shalekv.store.cas import CasStore

@@ -2,8 +2,8 @@
 
 Records are ordered as their groups were taken. Groups are encoded concurrently, but a record is
 appended only after all before it. Whether a record ends its object is decided when its group is
-taken (see `protocol.proposer`). An object that no record ends in time is ended by an empty record,
-which has a place in the same order.
+taken (see `protocol.quorum.proposer`). An object that no record ends in time is ended by an empty
+record, which has a place in the same order.
 
 This module also computes the objects of the archive (`object_bytes`). The bytes of an object are a
 function of its records alone, so that any safekeeper may archive it, and the second one to do so
@@ -45,7 +45,7 @@ from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import NEVER_MS, Entry
 from shalekv.protocol.fencing import Occupant, WriterId
 from shalekv.protocol.membership import is_archived
-from shalekv.protocol.proposer import Grouping, GroupingPolicy, Leader, ObjectPosition
+from shalekv.protocol.quorum.proposer import Grouping, GroupingPolicy, Leader, ObjectPosition
 from shalekv.protocol.quorum_records import Record
 from shalekv.runtime import Runtime
 from shalekv.settings import MIB, QuorumSettings

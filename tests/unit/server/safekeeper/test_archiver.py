@@ -12,8 +12,8 @@ import pytest
 from shalekv.errors import DatabaseMismatch, IllegalState, StoreBroken, StoreRefused
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
-from shalekv.protocol.acceptor import AcceptorState
 from shalekv.protocol.manifest import CasMode, WalMode
+from shalekv.protocol.quorum.acceptor import AcceptorState
 from shalekv.protocol.quorum_records import LogHealth
 from shalekv.runtime import Runtime
 from shalekv.store.api import RequestKind

@@ -11,7 +11,7 @@ import errno
 import pytest
 
 from shalekv.errors import CorruptObject
-from shalekv.protocol.acceptor import CommittedUpTo, Flush, Reset, Save, Truncate, Write
+from shalekv.protocol.quorum.acceptor import CommittedUpTo, Flush, Reset, Save, Truncate, Write
 from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth
 from shalekv.store.files import FileSystem
 from tests.kit.disks.careless import ForwardingFileSystem

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from shalekv.format.wal_record import encode_record
-from shalekv.protocol.acceptor import Truncate, Write
+from shalekv.protocol.quorum.acceptor import Truncate, Write
 from shalekv.protocol.quorum_records import LogEnd, LogHealth
 from tests.kit.disks.member_logs import (
     ALL,

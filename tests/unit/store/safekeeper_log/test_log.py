@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shalekv.errors import LogDamaged, RecordTrimmed
-from shalekv.protocol.acceptor import (
+from shalekv.protocol.quorum.acceptor import (
     AcceptorState,
     CommittedUpTo,
     Flush,

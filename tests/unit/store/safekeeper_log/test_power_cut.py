@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from shalekv.errors import ShaleError
-from shalekv.protocol.acceptor import Effect, Flush, Reset, Save, Truncate, Write
+from shalekv.protocol.quorum.acceptor import Effect, Flush, Reset, Save, Truncate, Write
 from shalekv.protocol.quorum_records import NO_BALLOT, Ballot, LogEnd, LogHealth, Record
 from shalekv.store.files import FileSystem
 from shalekv.store.safekeeper_log.log import MemberLog

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shalekv.errors import LogDamaged, LogFull, StoreBroken
-from shalekv.protocol.acceptor import Flush, Reset, Save, Truncate, Write
+from shalekv.protocol.quorum.acceptor import Flush, Reset, Save, Truncate, Write
 from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth
 from shalekv.store.files import FileSystem
 from shalekv.store.safekeeper_log.folder import DataFolder

@@ -13,7 +13,7 @@ from typing import TypeVar, TypeVarTuple
 import pytest
 
 from shalekv.errors import StoreBroken
-from shalekv.protocol.acceptor import Flush, Save, Truncate, Write
+from shalekv.protocol.quorum.acceptor import Flush, Save, Truncate, Write
 from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth
 from shalekv.runtime import ThreadWorkers
 from shalekv.store.safekeeper_log.log import MemberLog

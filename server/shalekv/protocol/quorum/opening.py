@@ -66,7 +66,7 @@ from shalekv.protocol.opening import (
     WalListed,
     first_seq_of_writer,
 )
-from shalekv.protocol.proposer import Candidacy, Leader, epoch_to_claim, next_object
+from shalekv.protocol.quorum.proposer import Candidacy, Leader, epoch_to_claim, next_object
 from shalekv.protocol.quorum_records import Ballot, Greeting, LogEnd, LogShape, Record, Vote
 
 # An archiver that finds a contradiction has uploaded no more objects behind it than it uploads in

@@ -1,0 +1,1 @@
+"""Formats of safekeepers: their files, and their messages."""

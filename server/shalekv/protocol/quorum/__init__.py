@@ -1,0 +1,1 @@
+"""State machines of a WAL in safekeepers: the opening, the proposer, and the acceptor."""
