@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from shalekv.cli.console import connection
-from shalekv.cli.console.configuration import ADDRESS_VARIABLE, load_settings
+from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.console.settings_flags import flag_of, settings_of, variable_of
+from shalekv.cli.console.variables import ADDRESS_VARIABLE
 from shalekv.cli.main import shalekv
 from shalekv.errors import InvalidSetting
 from shalekv.settings import AnyConfig, WriterConfig

@@ -67,20 +67,20 @@ class GrpcioChannel:
         self,
         address: str,
         options: Options,
-        *,
         tls: TlsContexts | None = None,
         server_name: str = "",
     ) -> None:
         """Create a channel with `options` of gRPC's core, which connects at its first call.
 
-        `server_name`: that certificates must have; empty: that of the address.
+        `server_name` is what the certificate of the server must have, if that is not the host of
+        `address`. Connections to unix:PATH have no TLS.
         """
         asyncio.get_running_loop()  # without a loop, the channel would belong to another one
         self.address = address
         self._options = options
         if server_name:
             self._options = (*options, ("grpc.ssl_target_name_override", server_name))
-        self._tls = tls
+        self._tls = None if address.startswith("unix:") else tls
         self._metadata: Metadata = ()  # of every call
         self._contents = Contents()  # of the files of TLS
         self._channel = self._open()
@@ -102,7 +102,7 @@ class GrpcioChannel:
         return GrpcioStream(method(timeout=timeout_s, metadata=(*self._metadata, *metadata)))
 
     async def wait_ready(self, timeout_s: float) -> None:
-        if self._channel.get_state() is _State.TRANSIENT_FAILURE:
+        if self._current().get_state() is _State.TRANSIENT_FAILURE:
             # It would wait before it tries again, and report the failure until then. It is closed
             # when nothing refers to it any more.
             self._channel = self._open()

@@ -69,6 +69,10 @@ class Security:
             raise ValueError(str(error)) from None
         return security
 
+    def metadata(self) -> Metadata:
+        """Return what goes with every call at first. Raises as `AccessToken`."""
+        return () if self.token is None else AccessToken(self.token, lambda: None).metadata
+
     def check(self, address: str) -> None:
         """Raise `Unauthenticated` if the token would be sent to `address` for others to read."""
         if self.token is None or self.tls is not None or self.is_insecure or _is_local(address):

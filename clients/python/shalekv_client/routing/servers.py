@@ -131,8 +131,7 @@ def open_channel(address: str, how: ConnectionOptions, metadata: Metadata = ()) 
 
 
 def _new_channel(address: str, how: ConnectionOptions) -> Channel:
-    is_local = address.startswith(UNIX)  # without TLS: only this machine can read it
-    tls, server_name = None if is_local else how.security.tls, how.security.server_name
+    tls, server_name = how.security.tls, how.security.server_name
     if how.wire is Wire.NATIVE:
         limits = Limits(message_bytes_max=how.message_bytes_max)
         return WireChannel(address, ChannelOptions(limits=limits, tls=tls, server_name=server_name))
@@ -142,7 +141,7 @@ def _new_channel(address: str, how: ConnectionOptions) -> Channel:
         ("grpc.max_send_message_length", how.message_bytes_max),
         ("grpc.max_receive_message_length", how.message_bytes_max),
     )
-    return GrpcioChannel(address, _GRPCIO_OPTIONS + bounds, tls=tls, server_name=server_name)
+    return GrpcioChannel(address, _GRPCIO_OPTIONS + bounds, tls, server_name)
 
 
 class Server:

@@ -27,6 +27,8 @@ DATABASE_ID_BYTES = 16
 SEQ_MAX = (1 << 64) - 1
 _CONTENT = struct.Struct(">B16sQ")
 _CHECKSUM = struct.Struct(">I")
+# Does not repeat the text, which may be a secret: an access token in the wrong place.
+_OTHER_TEXT = "the text is not a session token, or was changed on its way"
 
 
 class InvalidToken(ValueError):
@@ -64,13 +66,13 @@ class SessionToken:
             checked = b""
         content, checksum = checked[: _CONTENT.size], checked[_CONTENT.size :]
         if len(text) != TEXT_LENGTH or checksum != _CHECKSUM.pack(zlib.crc32(content)):
-            raise InvalidToken(f"{text[:60]!r} is not a session token, or was changed on its way")
+            raise InvalidToken(_OTHER_TEXT)
         version, database_id, seq = _CONTENT.unpack(content)
         if version != VERSION:
             raise InvalidToken(f"a session token of version {version}: this client reads {VERSION}")
         token = cls(database_id, seq)
         if str(token) != text:  # base64 has spare bits
-            raise InvalidToken(f"{text!r} is not a session token, or was changed on its way")
+            raise InvalidToken(_OTHER_TEXT)
         return token
 
 

@@ -406,9 +406,7 @@ def bench(
 async def _measured(
     client: Client, target: Target, works: Sequence[BenchLoad], shape: WorkloadShape, prefix: bytes
 ) -> list[Measured]:
-    async with Client(
-        target.addresses,
-        timeout_ms=target.timeout_ms,
+    async with target.client(
         retry=RetryPolicy(attempts_max=1),
         reads=target.reads,
         coalesce=shape.through is Through.COALESCED,

@@ -78,8 +78,9 @@ def _problems(target: Target) -> dict[StatusCode, str]:
 
 
 async def _ask(target: Target, service: str) -> health_pb2.HealthCheckResponse:
-    how = ConnectionOptions(MESSAGE_BYTES_MAX, wire=chosen_wire(None))
-    channel = open_channel(target.address, how)
+    security = target.security()
+    how = ConnectionOptions(MESSAGE_BYTES_MAX, wire=chosen_wire(None), security=security)
+    channel = open_channel(target.address, how, security.metadata())
     request = health_pb2.HealthCheckRequest(service=service).SerializeToString()
     try:
         reply = await channel.unary(_CHECK, request, timeout_s=target.timeout_ms / 1_000)

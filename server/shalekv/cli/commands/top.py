@@ -549,7 +549,7 @@ class _Servers:
 
     async def __aenter__(self) -> Self:
         for address in self._target.addresses:
-            client = Client(address, timeout_ms=self._target.timeout_ms, retry=ONCE, coalesce=False)
+            client = self._target.client(address, retry=ONCE)
             self._clients[address] = await self._stack.enter_async_context(client)
         return self
 

@@ -23,6 +23,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from shalekv.cli.console import variables
 from shalekv.cli.console.settings_flags import (
     ENVIRONMENT_PREFIX,
     NESTED,
@@ -34,9 +35,7 @@ from shalekv.errors import InvalidSetting
 from shalekv.settings import AnyConfig, Settings
 from shalekv.settings.retired import retirement
 
-CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
-# Read by the commands that talk to a server. `serve` must not refuse it as an unknown setting.
-ADDRESS_VARIABLE = f"{ENVIRONMENT_PREFIX}ADDR"
+CONFIG_VARIABLE = variables.CONFIG_VARIABLE
 
 Nested = dict[str, Any]
 _Key = tuple[str, str]
@@ -105,6 +104,14 @@ def settings_in_file(file: Path, model: type[SettingsT]) -> SettingsT:
         raise InvalidSetting(_problems_text(error, known, given)) from None
 
 
+def client_settings(file: Path) -> Mapping[str, Any]:
+    """Return the settings of commands that talk to a server. Raises as `load_settings`."""
+    values = _read_toml(file)
+    _refuse_unknown_keys(list(settings_of(AnyConfig)), values, file)
+    found: Nested = values.get(variables.CLIENT, {})
+    return found
+
+
 def _read_toml(file: Path) -> Nested:
     try:
         with file.open("rb") as stream:
@@ -116,10 +123,12 @@ def _read_toml(file: Path) -> Nested:
 
 
 def _refuse_unknown_variables(known: Iterable[Setting]) -> None:
-    names = {setting.variable for setting in known} | {CONFIG_VARIABLE, ADDRESS_VARIABLE}
+    names = {setting.variable for setting in known}
+    names |= {CONFIG_VARIABLE, variables.ADDRESS_VARIABLE}
+    accepted = names | variables.CLIENT_VARIABLES
     unknown = []
     for name in sorted(os.environ):
-        if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in names:
+        if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in accepted:
             if advice := retirement(name.upper(), variable_of):
                 unknown.append(f"{name} {advice}")
             else:
@@ -130,7 +139,9 @@ def _refuse_unknown_variables(known: Iterable[Setting]) -> None:
 
 
 def _refuse_unknown_keys(known: Iterable[Setting], values: Nested, file: Path) -> None:
-    keys = {setting.toml_key for setting in known}
+    keys = {setting.toml_key for setting in known} | {
+        f"{variables.CLIENT}.{key}" for key in variables.CLIENT_KEYS
+    }
     groups = {key.partition(".")[0] for key in keys}
     unknown = []
     for group, members in values.items():

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.option_groups import grouped_options
+from shalekv.cli.console.variables import (
+    ADDRESS_VARIABLE,
+    CLIENT_KEYS,
+    CONFIG_VARIABLE,
+    TOKEN_VARIABLE,
+    variable_of_client,
+)
+from shalekv.errors import InvalidSetting
 from shalekv_client import (
     Client,
     ConditionFailed,
@@ -25,24 +36,27 @@ from shalekv_client import (
     NotACounter,
     NotApplied,
     NoWriter,
+    PermissionDenied,
     RangeTooCostly,
     ReadLevel,
     RetryPolicy,
     ShaleKVError,
     SnapshotExists,
     SnapshotNotFound,
+    TlsOptions,
+    Unauthenticated,
     Unimplemented,
     Unreachable,
     WalCollected,
     WrongDatabase,
 )
 from shalekv_client.policies import ReadPolicy
+from shalekv_client.routing.security import Security
 from shalekv_client.routing.servers import checked_address, chosen_wire
 
 ResultT = TypeVar("ResultT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-ADDRESS_VARIABLE = "SHALEKV_ADDR"
 DEFAULT_ADDRESS = "127.0.0.1:7654"
 TIMEOUT_MS_MAX = 3_600_000
 
@@ -60,6 +74,7 @@ class ClientExit(enum.IntEnum):
     NOT_APPLIED = 10
     UNKNOWN = 11
     CONDITION = 13  # 12 is `ExitCode.OUTPUT`
+    DENIED = 14
 
 
 _MEANING: Mapping[int, str] = MappingProxyType(
@@ -72,6 +87,7 @@ _MEANING: Mapping[int, str] = MappingProxyType(
         ClientExit.NOT_APPLIED: "the server refused; nothing was done, try again later",
         ClientExit.UNKNOWN: "no answer, or a failure: a write may or may not have been applied",
         ExitCode.OUTPUT: "standard output, or a file, cannot be written",
+        ClientExit.DENIED: "the server does not know the caller, or does not allow it to do this",
         ClientExit.CONDITION: "the condition did not hold; of txn: the else branch was done",
         ExitCode.INTERRUPTED: "ended by Ctrl-C",
     }
@@ -86,6 +102,24 @@ _MEANING_OF_STORES: Mapping[int, str] = MappingProxyType(
         ExitCode.CONFLICT: "it took too long, or others edited the manifest: try again",
     }
 )
+
+SYSTEM = "system"  # in place of a file: the authorities of the system
+# What to do about a connection that TLS has ended, by a part of the reason.
+_TLS_ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        "speaks TLS": "Give --tls-ca: a file with the authority of the server, or `system`.",
+        "speaks no TLS": "Leave out --tls-ca and the other flags of TLS, or correct --addr.",
+        "verify failed": "Give the file with the authority of the server by --tls-ca; "
+        "--tls-server-name if its certificate has another name than --addr.",
+        "certificate": "Give a certificate and its key that the server accepts: --tls-cert and "
+        "--tls-key.",
+    }
+)
+_UNKNOWN_ADVICE = (
+    f"Give a token by --token-file or {TOKEN_VARIABLE}, or a certificate by --tls-cert and "
+    "--tls-key."
+)
+_KNOWN_ADVICE = "The server knows no such token or certificate, or it has expired: get a new one."
 
 # Errors that a retry cannot fix: the request is invalid, or does not fit the stored state.
 _WRONG_REQUEST = (
@@ -109,11 +143,54 @@ class Target:
     addresses: tuple[str, ...]  # at least one
     timeout_ms: int
     reads: ReadPolicy = ReadPolicy.ANY
+    tls: TlsOptions | None = None
+    token: str | None = field(default=None, repr=False)
+    token_file: Path | None = None
+    insecure_token: bool = False
 
     @property
     def address(self) -> str:
         """The first address, for calls to a single server."""
         return self.addresses[0]
+
+    @property
+    def has_credentials(self) -> bool:
+        """Return whether the command shows who calls."""
+        has_certificate = self.tls is not None and bool(self.tls.certificate)
+        return has_certificate or self.token is not None or self.token_file is not None
+
+    def client(
+        self,
+        address: str | None = None,
+        *,
+        retry: RetryPolicy,
+        coalesce: bool = False,
+        reads: ReadPolicy = ReadPolicy.ANY,
+    ) -> Client:
+        """Return a client of all servers, or of that at `address`."""
+        return Client(
+            self.addresses if address is None else address,
+            timeout_ms=self.timeout_ms,
+            retry=retry,
+            coalesce=coalesce,
+            reads=reads,
+            tls=self.tls or False,
+            access_token=self.token,
+            access_token_file=self.token_file,
+            insecure_token=self.insecure_token,
+        )
+
+    def security(self) -> Security:
+        """Return TLS and token. Raises ValueError and OSError for those that cannot be used."""
+        security = Security.of(
+            self.addresses,
+            self.tls or False,
+            self.token,
+            self.token_file,
+            is_insecure=self.insecure_token,
+        )
+        security.metadata()
+        return security
 
 
 def exit_code_of_call(error: ShaleKVError) -> int:
@@ -123,6 +200,8 @@ def exit_code_of_call(error: ShaleKVError) -> int:
             return ExitCode.FENCED
         case ConditionFailed():
             return ClientExit.CONDITION
+        case Unauthenticated() | PermissionDenied():
+            return ClientExit.DENIED
         case _ if isinstance(error, _WRONG_REQUEST):
             return ExitCode.USAGE
         case NotApplied():
@@ -147,9 +226,72 @@ def exit_codes_of_calls(*, until_interrupted: bool = False, reads_store: bool = 
     return "\n".join(["\b", "Exit codes:", *rows])
 
 
+def _of_client(key: str) -> Callable[[], Any]:
+    """Return what finds the value of a key of [client] in the file of the settings."""
+
+    def value() -> Any:
+        file = click.get_current_context().params.get("config")  # of commands that have the flag
+        if not isinstance(file, Path):
+            file = os.environ.get(CONFIG_VARIABLE)
+        if not file:
+            return None
+        from shalekv.cli.console.configuration import client_settings  # noqa: PLC0415 (slow)
+
+        try:
+            return client_settings(Path(file)).get(key)
+        except InvalidSetting as error:
+            raise click.UsageError(str(error)) from None
+
+    return value
+
+
+def _security_option(key: str, kind: Any, metavar: str | None, text: str) -> Any:
+    return click.option(
+        "--" + key.replace("_", "-"),
+        type=kind,
+        metavar=metavar,
+        envvar=variable_of_client(key),
+        show_envvar=True,
+        default=_of_client(key),
+        is_flag=kind is bool,
+        help=text,
+    )
+
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_SECURITY_OPTIONS = (
+    _security_option(
+        "tls_ca",
+        str,
+        "FILE",
+        "Use TLS. The PEM file has the authorities of servers; `system`: those of the system.",
+    ),
+    _security_option("tls_cert", _FILE, "FILE", "PEM file with the certificate of the caller."),
+    _security_option("tls_key", _FILE, "FILE", "PEM file with the key of that certificate."),
+    _security_option(
+        "tls_server_name",
+        str,
+        "NAME",
+        "The name in the certificate of the server, if it is not the host of --addr.",
+    ),
+    _security_option(
+        "token_file",
+        _FILE,
+        "FILE",
+        f"File with the access token of the caller. Without it, {TOKEN_VARIABLE} has the token.",
+    ),
+    _security_option(
+        "insecure_token", bool, None, "Send the token also without TLS: the network can read it."
+    ),
+)
+
+
 def target_options(command: CommandT) -> CommandT:
-    """A decorator that adds --addr, --reads and --timeout-ms, as the argument `target`."""
-    command = grouped_options("target", ("addr", "reads", "timeout_ms"), _target)(command)
+    """A decorator that adds --addr, --reads, --timeout-ms and those of security, as `target`."""
+    names = ("addr", "reads", "timeout_ms", *CLIENT_KEYS)
+    command = grouped_options("target", names, _target)(command)
+    for option in reversed(_SECURITY_OPTIONS):
+        command = option(command)
     command = click.option(
         "--timeout-ms",
         type=click.IntRange(1, TIMEOUT_MS_MAX),
@@ -220,13 +362,7 @@ def talk(
     """
 
     async def connected() -> ResultT:
-        async with Client(
-            target.addresses,
-            timeout_ms=target.timeout_ms,
-            retry=retry,
-            coalesce=False,
-            reads=target.reads,
-        ) as client:
+        async with target.client(retry=retry, reads=target.reads) as client:
             return await call(client)
 
     try:
@@ -247,8 +383,12 @@ def error_text(error: ShaleKVError) -> str:
 
 def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
     if isinstance(error, Unreachable):
-        return ["Is a server running there? See --addr, and `shalekv serve --help` to start one."]
+        return [_connection_advice(error.details.message)]
+    if isinstance(error, Unauthenticated):
+        return [_KNOWN_ADVICE if target.has_credentials else _UNKNOWN_ADVICE]
     lines = []
+    if isinstance(error, PermissionDenied):
+        lines.append("An administrator can grant a role that allows it: `shalekv grant --help`.")
     if isinstance(error, NoWriter):
         lines.append("Is one running? See --addr, and `shalekv serve --help` to start one.")
     if isinstance(error, DeadlineExceeded) and not error.reason:
@@ -266,12 +406,54 @@ def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
     return [*lines, unknown]
 
 
-def _target(*, addr: tuple[str, ...], reads: ReadPolicy, timeout_ms: int) -> Target:
-    try:
-        chosen_wire(None)  # before a client is made
-    except ValueError as error:
+def _connection_advice(problem: str) -> str:
+    """Say what to do about a connection that could not be made."""
+    for text, advice in _TLS_ADVICE.items():
+        if text in problem:
+            return advice
+    return "Is a server running there? See --addr, and `shalekv serve --help` to start one."
+
+
+def _target(  # noqa: PLR0913 (an argument for each option)
+    *,
+    addr: tuple[str, ...],
+    reads: ReadPolicy,
+    timeout_ms: int,
+    tls_ca: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_server_name: str | None,
+    token_file: Path | None,
+    insecure_token: bool,
+) -> Target:
+    tls = None
+    if tls_ca or tls_cert or tls_key or tls_server_name:
+        authorities = "" if tls_ca in (None, SYSTEM) else tls_ca
+        tls = TlsOptions(authorities, tls_cert or "", tls_key or "", tls_server_name or "")
+    token = _token_beside("token_file")
+    target = Target(
+        addr,
+        timeout_ms,
+        reads,
+        tls,
+        token,
+        token_file if token is None else None,
+        insecure_token,
+    )
+    try:  # before a client is made
+        chosen_wire(None)
+        target.security()
+    except (OSError, ValueError) as error:
         raise click.UsageError(str(error)) from None
-    return Target(addr, timeout_ms, reads)
+    return target
+
+
+def _token_beside(option: str) -> str | None:
+    """Return the token of the environment, unless the option is on the command line."""
+    source = click.get_current_context().get_parameter_source(option)
+    if source is ParameterSource.COMMANDLINE:
+        return None
+    return os.environ.get(TOKEN_VARIABLE) or None
 
 
 def _addresses(

@@ -58,7 +58,7 @@ from shalekv.settings import (
 )
 from shalekv.store.cas import CasStore
 from shalekv.wording import counted
-from shalekv_client import Client, NotApplied, Put, ShaleKVError, Unreachable
+from shalekv_client import NotApplied, Put, ShaleKVError, Unreachable
 
 BATCH = BatchLimits(count_max=10_000, bytes_max=4 * 1024 * 1024)  # rows read at once
 
@@ -353,12 +353,7 @@ class _Bulk:
                 )
             done.seq, done.is_repeated = loaded.seq, loaded.already_applied
             return
-        async with Client(
-            self._target.addresses,
-            timeout_ms=self._target.timeout_ms,
-            retry=RETRY_UNTIL_TIMEOUT,
-            coalesce=False,
-        ) as client:
+        async with self._target.client(retry=RETRY_UNTIL_TIMEOUT) as client:
             ingested = await client.ingest(self._load_id, map(info_message, infos))
             done.seq, done.is_repeated = ingested.seq, ingested.already_applied
 

@@ -373,9 +373,7 @@ async def _check_server(target: Target, ledger: LoadLedger, plan: LoadRun) -> No
 async def status_of_first(target: Target) -> Status:
     """The status of the first server that can be reached."""
     for address in target.addresses:
-        async with Client(
-            address, timeout_ms=target.timeout_ms, retry=FAIL_FAST, coalesce=False
-        ) as client:
+        async with target.client(address, retry=FAIL_FAST) as client:
             try:
                 return await client.status()
             except Unreachable:
