@@ -12,8 +12,9 @@ import click
 import pytest
 
 from shalekv.cli.commands.tls import init
-from shalekv.cli.console.configuration import ADDRESS_VARIABLE, CONFIG_VARIABLE, load_settings
+from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.settings_flags import settings_of
+from shalekv.cli.console.variables import CLIENT_VARIABLES
 from shalekv.cli.main import shalekv
 from shalekv.settings import (
     AnyConfig,
@@ -83,7 +84,7 @@ def test_hadolint_has_nothing_to_say() -> None:
 def test_variables_are_settings(name: str) -> None:
     """Every variable of a container is a setting, or one of those that S3 clients read."""
     known = {setting.variable for setting in settings_of(AnyConfig)}
-    known |= {CONFIG_VARIABLE, ADDRESS_VARIABLE}
+    known |= {CONFIG_VARIABLE} | CLIENT_VARIABLES
     given = OURS[name].text["environment"]
     assert [v for v in given if v not in known and not OF_S3.fullmatch(v)] == []
     assert {type(value) for value in given.values()} == {str}  # YAML has other ideas of true

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from shalekv.cli.console import variables
 from shalekv.cli.console.configuration import CONFIG_VARIABLE
 from shalekv.cli.console.exit_codes import MEANING
 from shalekv.cli.console.lazy_commands import LazyCommands
@@ -16,6 +17,8 @@ from shalekv.rpc.status import errors_page
 from shalekv.settings import AnyConfig
 
 _FOLDER = Path(__file__).parents[2] / "docs"
+
+_CLIENT_KEYS = ", ".join(f"`{key}`" for key in variables.CLIENT_KEYS)
 
 _BEFORE = f"""# Settings
 
@@ -38,6 +41,10 @@ create = true
 [writer]
 max_parallel_writes = 4
 ```
+
+Commands that talk to a server take {_CLIENT_KEYS} from the table [client]
+of the same file. Each of them is a flag and a variable as well, such as `--tls-ca` and
+`{variables.variable_of_client("tls_ca")}`: [commands.md](commands.md) has them.
 """
 
 _BEFORE_COMMANDS = """# Commands

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from shalekv.cli.console import connection
-from shalekv.cli.console.configuration import load_settings
+from shalekv.cli.console.configuration import client_settings, load_settings
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.console.settings_flags import flag_of, settings_of, variable_of
-from shalekv.cli.console.variables import ADDRESS_VARIABLE
+from shalekv.cli.console.variables import CLIENT_VARIABLES
 from shalekv.cli.main import shalekv
 from shalekv.errors import InvalidSetting
 from shalekv.settings import AnyConfig, WriterConfig
@@ -118,11 +117,18 @@ def test_a_rule_of_a_group_names_the_setting_concerned() -> None:
         assert _problem(URL | {"listen": listen}).startswith("--listen: listen must be HOST:PORT")
 
 
-def test_the_variable_of_clients_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SHALEKV_ADDR is not refused as an unknown setting."""
-    assert connection.ADDRESS_VARIABLE == ADDRESS_VARIABLE
-    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1:7654")
-    assert load_settings(URL, None, WriterConfig).database.url == URL["url"]
+def test_what_is_for_clients_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables and keys of commands that call a server are not refused as unknown settings."""
+    for variable in CLIENT_VARIABLES:
+        monkeypatch.setenv(variable, "x")
+    file = tmp_path / "shalekv.toml"
+    file.write_text('[client]\ntls_ca = "ca.crt"\n')
+    assert load_settings(URL, file, WriterConfig).database.url == URL["url"]
+    assert client_settings(file) == {"tls_ca": "ca.crt"}
+    file.write_text('[client]\ntls_cax = "ca.crt"\n')
+    for load in (client_settings, lambda file: load_settings(URL, file, WriterConfig)):
+        with pytest.raises(InvalidSetting, match=r"client.tls_cax \(did you mean client.tls_ca"):
+            load(file)
 
 
 def test_retired_settings_are_no_settings_and_new_names_are() -> None:

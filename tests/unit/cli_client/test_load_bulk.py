@@ -74,4 +74,3 @@ def test_the_store_is_reached_by_the_flags_of_other_commands() -> None:
     kinds = {name: StoreSettings.model_fields[name].annotation for name in STORE_OPTIONS}
     assert {name for name, kind in kinds.items() if kind is bool} == SWITCHES
     assert bulk_options.URL_VARIABLE == URL_VARIABLE
-    assert bulk_options.CONFIG_VARIABLE == CONFIG_VARIABLE
