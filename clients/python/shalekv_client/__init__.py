@@ -5,7 +5,7 @@
 ...     found = await client.get(b"greeting")
 """
 
-from shalekv_client.access import (
+from shalekv_client.admin import (
     AccessGrant,
     AccessPolicy,
     AccessQuota,
@@ -13,6 +13,7 @@ from shalekv_client.access import (
     AccessRule,
     AccessVerb,
     CallerAccess,
+    Snapshot,
 )
 from shalekv_client.changes import (
     Absent,
@@ -103,7 +104,6 @@ from shalekv_client.retry import IdempotencyKeys, RetryPolicy
 from shalekv_client.routing.tokens import InvalidToken, SessionToken
 from shalekv_client.scan import Scan
 from shalekv_client.session import Session
-from shalekv_client.snapshots import Snapshot
 from shalekv_client.status import (
     AccessStatus,
     CacheStatus,

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv_client import operations
-from shalekv_client.access import AccessCalls
+from shalekv_client.admin import AdminCalls
 from shalekv_client.changes import Change, Compare, Condition
 from shalekv_client.closing import AsyncCloseable
 from shalekv_client.error_table import too_large
@@ -61,7 +61,6 @@ from shalekv_client.routing.servers import (
 from shalekv_client.routing.tokens import SessionToken
 from shalekv_client.scan import Scan, ScanOrder
 from shalekv_client.session import Session
-from shalekv_client.snapshots import SnapshotCalls
 from shalekv_client.status import Status, status_of
 from shalekv_client.stream import UNANSWERED_BYTES_MAX
 from shalekv_client.watch import Watch
@@ -268,7 +267,7 @@ class DataCalls(ABC):
         """Return the greatest age that the state of a read may have; 0: any age."""
 
 
-class Client(DataCalls, IngestCalls, SnapshotCalls, AccessCalls, AsyncCloseable):
+class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
     """A client of a ShaleKV database. Safe to share between tasks of one event loop.
 
         async with Client("127.0.0.1:7654") as client:

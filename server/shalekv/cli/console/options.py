@@ -22,9 +22,9 @@ from shalekv_client import (
     Snapshot,
     SnapshotNotFound,
 )
+from shalekv_client.admin import ID_BYTES
 from shalekv_client.errors import ErrorDetails
 from shalekv_client.routing.tokens import InvalidToken, SessionToken
-from shalekv_client.snapshots import ID_BYTES
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
