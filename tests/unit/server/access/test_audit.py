@@ -35,6 +35,7 @@ from shalekv.settings import AccessSettings, AuditKeys, AuditLevel
 from shalekv.v1 import admin_pb2 as admin
 from shalekv.v1 import kv_pb2 as kv
 from shalekv.v1 import manifest_pb2 as manifest
+from tests.style.sources import ROOT
 
 SECRET = b"\x01" * 32
 CHANGES: list[Message] = [
@@ -473,3 +474,14 @@ async def test_the_end_of_the_log_is_written(audit: Audit) -> None:
     audit.log().begin(AnyCall(), kv.PutRequest(key=b"k"), 0).end(b"")
     audit.file.close()
     assert len(parsed(audit.path)) == 1
+
+
+def test_the_documentation_shows_lines_as_they_are() -> None:
+    """Each example has members that the page explains, and there is one for each level."""
+    page = (ROOT / "server/docs/access.md").read_text()
+    examples = [json.loads(line) for line in page.splitlines() if line.startswith('{"time"')]
+    table = page[page.index("| member | meaning |") :].partition("\n\n")[0]
+    explained = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()))
+    assert len(examples) == len(AuditLevel)
+    for example in examples:
+        assert set(example) <= set(explained)
