@@ -6,7 +6,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.settings import StoreSettings
-from shalekv.store import opening
 from shalekv.store.opening import open_store
 from tests.kit.inline_runtime import inline_runtime
 
@@ -26,7 +25,6 @@ async def test_a_store_without_tls_on_another_machine_is_warned_of(
     endpoint: str, *, is_warned: bool
 ) -> None:
     """The warning comes once, and is only of what the network can read."""
-    opening._warn_if_readable.cache_clear()
     settings = StoreSettings(endpoint_url=endpoint, anonymous=True)
     with capture_logs() as logged:
         for _ in range(2):
