@@ -19,11 +19,13 @@ from operator import itemgetter
 from typing import Protocol
 
 from shalekv.clock import Clock
-from shalekv.errors import InvalidRequest
+from shalekv.errors import InvalidRequest, ObjectNotFound
 from shalekv.protocol.lease import find_wal_lease, hold_wal, holds_wal, release_wal
 from shalekv.protocol.manifest import Lease, Manifest
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import Edit, Landed, edit_deadline
+from shalekv.watch.feed import CommitFeed
+from shalekv.watch.history import History
 
 NAME_CHARS_MAX = 128
 _HOLDER = "consumer "
@@ -159,8 +161,8 @@ class WatchConsumer:
         self, leases: ConsumerLeases, name: str, principal: str, ttl_s: int, clock: Clock
     ) -> None:
         """`ttl_s` is the life of the lease. Raises `InvalidRequest` for an invalid name."""
+        holder_of(name, principal)
         self._leases = leases
-        self.holder = holder_of(name, principal)
         self._clock = clock
         self._renew_ms = ttl_s * 1_000 / 3
         self._period_ms = min(PERIOD_MS, self._renew_ms)
@@ -172,6 +174,11 @@ class WatchConsumer:
         self._is_holding = False
         self.name = name
         self.principal = principal
+
+    @property
+    def holder(self) -> str:
+        """The holder of its lease."""
+        return holder_of(self.name, self.principal)
 
     async def find_lease(self) -> Lease | None:
         """Return the lease that says where to begin, expired or not; None: there is none."""
@@ -229,3 +236,65 @@ class WatchConsumer:
             self._held_wal_id, self._held_ms = wal_id, now_ms
         finally:
             self._is_holding = False
+
+
+class OpenConsumers:
+    """The consumers of the open watches of one process: at most one watch for each name."""
+
+    def __init__(
+        self,
+        leases: ConsumerLeases | None,
+        feed: CommitFeed,
+        history: History,
+        clock: Clock,
+        lease_ttl_s: int,
+    ) -> None:
+        """Without `leases`, no watch can have a consumer."""
+        self._leases = leases
+        self._feed = feed
+        self._history = history
+        self._clock = clock
+        self._lease_ttl_s = lease_ttl_s
+        self._holders: set[str] = set()
+
+    def take(self, name: str, principal: str) -> WatchConsumer:
+        """Take the consumer of this name. Raises `InvalidRequest` if another open watch has it."""
+        if self._leases is None:
+            raise InvalidRequest("create.consumer", "this server keeps no leases for consumers")
+        consumer = WatchConsumer(self._leases, name, principal, self._lease_ttl_s, self._clock)
+        if consumer.holder in self._holders:
+            problem = f"another watch of this server is open for the consumer {name!r}"
+            raise InvalidRequest("create.consumer", problem)
+        self._holders.add(consumer.holder)
+        return consumer
+
+    def release(self, consumer: WatchConsumer) -> None:
+        """Let another watch take the consumer of this name."""
+        self._holders.discard(consumer.holder)
+
+    async def begin(self, consumer: WatchConsumer, start_seq: int) -> int:
+        """Secure the lease of a consumer; return the commit at which its watch begins.
+
+        The lease keeps the WAL from that commit on: from `start_seq`, or, if that is 0, from what
+        the lease keeps already. Returns 0 to begin at the next commit. Raises `WalCollected`,
+        `WalUnprotected`, and what leases and history raise.
+        """
+        try:
+            return await self._begin(consumer, start_seq)
+        except ObjectNotFound as missing:
+            raise await self._history.why_missing(missing, start_seq) from None
+
+    async def _begin(self, consumer: WatchConsumer, start_seq: int) -> int:
+        found = await consumer.find_lease()
+        position = self._feed.position
+        end_wal_id = 0 if position.wal_id is None else position.wal_id + 1
+        wal_id = position.next_wal_id
+        if start_seq:
+            if position.wal_id is not None and start_seq <= position.seq:
+                wal_id = await self._history.locate(start_seq, position.wal_id)
+        elif found is not None and found.wal_id_min is not None:
+            wal_id = min(found.wal_id_min, position.next_wal_id)
+            first_seq = await self._history.first_seq(range(wal_id, end_wal_id))
+            start_seq = first_seq or position.seq + 1
+        await consumer.hold(wal_id)
+        return start_seq

@@ -26,7 +26,6 @@ from shalekv.clock import Clock
 from shalekv.errors import (
     InvalidRequest,
     ManifestConflict,
-    ObjectNotFound,
     Overloaded,
     ShaleError,
     StoreError,
@@ -39,7 +38,7 @@ from shalekv.settings import KIB, MIB, WatchSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.watch.catch_up import CatchUp
 from shalekv.watch.change_event import ChangeEvent
-from shalekv.watch.consumers import ConsumerLeases, WatchConsumer
+from shalekv.watch.consumers import ConsumerLeases, OpenConsumers, WatchConsumer
 from shalekv.watch.feed import CommitFeed, FeedPosition
 from shalekv.watch.history import History
 from shalekv.watch.queue import EVENT_BYTES, WatchQueue
@@ -65,68 +64,6 @@ Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
 Admit: TypeAlias = Callable[[kv_pb2.WatchCreate, Callable[[ShaleError], None]], Callable[[], None]]
 
 log = structlog.get_logger()
-
-
-class OpenConsumers:
-    """The consumers of the open watches of one process: at most one watch for each name."""
-
-    def __init__(
-        self,
-        leases: ConsumerLeases | None,
-        feed: CommitFeed,
-        history: History,
-        clock: Clock,
-        lease_ttl_s: int,
-    ) -> None:
-        """Without `leases`, no watch can have a consumer."""
-        self._leases = leases
-        self._feed = feed
-        self._history = history
-        self._clock = clock
-        self._lease_ttl_s = lease_ttl_s
-        self._holders: set[str] = set()
-
-    def take(self, name: str, principal: str) -> WatchConsumer:
-        """Take the consumer of this name. Raises `InvalidRequest` if another open watch has it."""
-        if self._leases is None:
-            raise InvalidRequest("create.consumer", "this server keeps no leases for consumers")
-        consumer = WatchConsumer(self._leases, name, principal, self._lease_ttl_s, self._clock)
-        if consumer.holder in self._holders:
-            problem = f"another watch of this server is open for the consumer {name!r}"
-            raise InvalidRequest("create.consumer", problem)
-        self._holders.add(consumer.holder)
-        return consumer
-
-    def release(self, consumer: WatchConsumer) -> None:
-        """Let another watch take the consumer of this name."""
-        self._holders.discard(consumer.holder)
-
-    async def begin(self, consumer: WatchConsumer, start_seq: int) -> int:
-        """Secure the lease of a consumer; return the commit at which its watch begins.
-
-        The lease keeps the WAL from that commit on: from `start_seq`, or, if that is 0, from what
-        the lease keeps already. Returns 0 to begin at the next commit. Raises `WalCollected`,
-        `WalUnprotected`, and what leases and history raise.
-        """
-        try:
-            return await self._begin(consumer, start_seq)
-        except ObjectNotFound as missing:
-            raise await self._history.why_missing(missing, start_seq) from None
-
-    async def _begin(self, consumer: WatchConsumer, start_seq: int) -> int:
-        found = await consumer.find_lease()
-        position = self._feed.position
-        end_wal_id = 0 if position.wal_id is None else position.wal_id + 1
-        wal_id = position.next_wal_id
-        if start_seq:
-            if position.wal_id is not None and start_seq <= position.seq:
-                wal_id = await self._history.locate(start_seq, position.wal_id)
-        elif found is not None and found.wal_id_min is not None:
-            wal_id = min(found.wal_id_min, position.next_wal_id)
-            first_seq = await self._history.first_seq(range(wal_id, end_wal_id))
-            start_seq = first_seq or position.seq + 1
-        await consumer.hold(wal_id)
-        return start_seq
 
 
 class WatchRegistry:
