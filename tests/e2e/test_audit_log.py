@@ -104,11 +104,14 @@ async def test_a_shared_log_has_all_lines_and_no_secrets(
     token = created.stdout().strip()
     flags = f"--tokens-file {tokens} --admins token:alice --log-level debug"
     flags += f" --audit-log {path} --audit-level all --audit-keys plain"
-    env: dict[str, str] = {}
+    env = {TOKEN_VARIABLE: token}
     server = await processes.serve(f"file://{tmp_path}/db", *flags.split(), env=env)
     url = f"file://{tmp_path}/db"
     shared = await processes.read(url, "--processes", "2", *flags.split(), env=env)
-    helped = await processes.run("serve", "--help", env=env, code=0)
+    told = [await processes.run("serve", "--help", env=env, code=0)]
+    for variable, code in ((token, 0), (FORGED, 14)):
+        argv = ("put", "--address", server.listen, "from a command", VALUE)
+        told.append(await processes.run(*argv, env={TOKEN_VARIABLE: variable}, code=code))
     rotated = [tmp_path / f"audit.log.{number}" for number in range(ROTATIONS)]
     async with (
         Client(server.listen, access_token=token, insecure_token=True) as writer,
@@ -129,7 +132,7 @@ async def test_a_shared_log_has_all_lines_and_no_secrets(
     assert await server.stop() == 0, server.report()
     assert sizes == [to.stat().st_size for to in rotated]  # nobody writes to them any more
     check_lines([line for each in (*rotated, path) for line in lines_of(each)])
-    shown = [each.stdout() + each.stderr() for each in (server, shared, helped)]
+    shown = [each.stdout() + each.stderr() for each in (server, shared, *told)]
     shown += [each.read_text() for each in (*rotated, path, tokens)]
     for secret in (token, FORGED, VALUE, "Bearer"):
         assert not any(secret in text for text in shown), secret
@@ -140,7 +143,8 @@ def check_lines(lines: list[dict[str, Any]]) -> None:
     allowed = [line for line in lines if line["principal"] == "token:alice"]
     keys = Counter(key for line in allowed for key in line.get("keys", ()))
     total = (2 * ROTATIONS + 1) * CALLS
-    assert keys == Counter(f"{kind} {n}" for n in range(total) for kind in ("put", "get"))
+    called = [f"{kind} {n}" for n in range(total) for kind in ("put", "get")]
+    assert keys == Counter([*called, "from a command"])
     assert {line["role"] for line in allowed} == {"writer", "reader"}
     assert {line["epoch"] for line in allowed} == {1}
     others = [line for line in lines if line not in allowed]
