@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import NamedTuple
 
 from shalekv.errors import InvalidRequest
 from shalekv.protocol.entry import KEY_BYTES_MAX, KeyRange, coalesced
@@ -51,6 +52,8 @@ class Verb(StrEnum):
     INGEST = "ingest"
     ADMIN = "admin"
 
+    __hash__ = str.__hash__  # that of an enum is not written in C
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -75,8 +78,7 @@ def subjects_of(principal: Principal) -> frozenset[str]:
     return principal.others | {principal.name, AUTHENTICATED, ANYBODY}
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """What an operation needs: a verb on all keys of a range."""
 
     verb: Verb

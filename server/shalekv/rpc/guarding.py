@@ -57,6 +57,7 @@ class Guarding:
             and call.authorization == shown.authorization
             and call.certificate is shown.certificate
             and call.request_id == last.request_id
+            and (last.caller is None or last.caller.problem is None)
         ):
             return last
         deadline_ms = None

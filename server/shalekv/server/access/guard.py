@@ -22,16 +22,17 @@ from shalekv.errors import PermissionDenied, QuotaExceeded, ShaleError, Unauthen
 from shalekv.protocol.access import ANONYMOUS, Verb
 from shalekv.server.access.audit import AuditEntry, AuditLog, Outcome
 from shalekv.server.access.caller import Caller, Policies
-from shalekv.server.access.identity import Credentials, Identity
+from shalekv.server.access.identity import NEVER_MS, Credentials, Identity
 from shalekv.server.access.needs import ANYTHING, TABLE, Needs, needs_of
-from shalekv.server.access.quotas import Charge, Quotas
+from shalekv.server.access.quotas import STREAMS, Charge, Quotas
 from shalekv.server.access.quotas import charge as charge_of
 from shalekv.server.service import Call
 from shalekv.v1 import admin_pb2
 
 CALLERS_MAX = 10_000  # whose credentials are remembered; each takes about 2 KB
+WITHDRAWN = "the credentials have expired, or were withdrawn"
 SWEEP_S = 1.0  # between two looks at credentials that may have expired
-STREAMS_A_TURN = 200  # checked between two chances for other tasks
+A_TURN = 200  # callers or streams that are looked at between two chances for other tasks
 
 
 class Identifies(Protocol):
@@ -145,7 +146,9 @@ class Guard:
         caller, charge, entry = call.caller or self._anonymous, None, None
         try:
             if self._quotas is not None and self.policies.policy.is_enforced:
-                charge = charge_of(caller.use_in(self._quotas), request, size_bytes)
+                use = caller.use_in(self._quotas)
+                if use.is_limited or type(request) in STREAMS:
+                    charge = charge_of(use, request, size_bytes)
             self._check(caller, request)
         except ShaleError as refusal:
             if charge is not None:
@@ -193,9 +196,9 @@ class Guard:
             await self._sweep()
 
     def _check(self, caller: Caller, request: Message) -> None:
-        policies = self.policies
-        policies.check()
-        if not policies.policy.is_enforced:
+        if self._is_stale:
+            self.policies.check()
+        if not self.policies.policy.is_enforced:
             return
         try:
             needs = needs_of(request)
@@ -206,10 +209,18 @@ class Guard:
             self._check_needs(caller, needs)
 
     def _check_identity(self, caller: Caller) -> None:
+        """Raise what is wrong with the credentials. Those that were withdrawn are found later."""
         if caller.problem is not None:
-            raise caller.problem
-        if caller is not self._anonymous and not self._authenticator.is_valid(caller.identity):
-            raise Unauthenticated("the credentials have expired, or were withdrawn")
+            raise caller.problem.with_traceback(None)
+        if caller.identity.expires_at_ms != NEVER_MS and self._is_withdrawn(caller):
+            raise Unauthenticated(WITHDRAWN)
+
+    def _is_withdrawn(self, caller: Caller) -> bool:
+        """Return whether credentials that were valid are so no more; marks the caller then."""
+        if caller is self._anonymous or self._authenticator.is_valid(caller.identity):
+            return False
+        caller.problem = caller.problem or Unauthenticated(WITHDRAWN)
+        return True
 
     def _check_needs(self, caller: Caller, needs: Needs) -> None:
         permissions = caller.permissions
@@ -272,33 +283,35 @@ class Guard:
     def _judge(self) -> None:
         if self._audit is not None:
             self._audit.use_secret(self.policies.policy.secret)
-        is_known = not self.policies.is_stale
-        self.is_open = is_known and not self.policies.policy.is_enforced and self._audit is None
+        self._is_stale = self.policies.is_stale
+        is_guarded = self.policies.policy.is_enforced or self._is_stale
+        self.is_open = not is_guarded and self._audit is None
 
     def _on_change(self) -> None:
         self._judge()
         self._changed.set()
 
     async def _sweep(self) -> None:
-        """Look at all streams and remembered callers once, some in each turn."""
+        """Look at all remembered callers and all streams once, some in each turn."""
+        for count, (key, caller) in enumerate([*self._callers.items()], 1):
+            if self._is_withdrawn(caller):
+                self._callers.pop(key, None)
+            if not count % A_TURN:
+                await asyncio.sleep(0)
         for count, stream in enumerate([*self._streams], 1):
             if stream in self._streams and (error := self._why_not(stream)) is not None:
                 self._streams.pop(stream, None)
                 stream.end(error)
             elif self._quotas is not None:
                 stream.caller.use_in(self._quotas)  # a new quota counts for what it sends
-            if not count % STREAMS_A_TURN:
-                await asyncio.sleep(0)
-        for count, (key, caller) in enumerate([*self._callers.items()], 1):
-            if not self._authenticator.is_valid(caller.identity):
-                self._callers.pop(key, None)
-            if not count % STREAMS_A_TURN:
+            if not count % A_TURN:
                 await asyncio.sleep(0)
 
     def _why_not(self, stream: OpenStream) -> ShaleError | None:
         """Return why the caller may not go on with a stream."""
         if not self.policies.policy.is_enforced:
             return None
+        self._is_withdrawn(stream.caller)
         try:
             self._check_identity(stream.caller)
             self._check_needs(stream.caller, stream.needs)

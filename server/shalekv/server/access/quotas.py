@@ -36,7 +36,7 @@ SWEEP_COUNT_MIN = 1_000  # principals; below it none is forgotten
 _BURST_MS = 1_000.0  # the time in which an empty bucket fills
 _EXACT_MS = 0.001  # sums of times are that exact
 _NONE = Quota()
-_KINDS: Mapping[type[Message], str] = {
+STREAMS: Mapping[type[Message], str] = {
     kv.WatchCreate: "watches",
     kv.ScanRequest: "scans",
     kv.SessionRequest: "sessions",  # its opening; that of a stream of watches holds nothing
@@ -236,7 +236,7 @@ class Charge:
 
 def charge(use: PrincipalUse, request: Message, size_bytes: int) -> Charge | None:
     """Count an operation of that size; None: it holds nothing. Raises `QuotaExceeded`."""
-    kind = _KINDS.get(type(request), "")
+    kind = STREAMS.get(type(request), "")
     if not kind:
         if isinstance(request, kv.WatchRequest):
             return Charge(use, None)
