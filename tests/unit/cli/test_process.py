@@ -25,7 +25,7 @@ from shalekv.cli.process.reader import read_database
 from shalekv.cli.process.shutdown import StopRequest
 from shalekv.cli.process.writer import serve_database
 from shalekv.clock import LoopClock
-from shalekv.errors import DatabaseNotFound
+from shalekv.errors import DatabaseNotFound, InvalidSetting
 from shalekv.settings import LogFormat, LogLevel, ReaderConfig, WriterConfig
 from tests.kit.virtual_time import virtual_time
 
@@ -222,3 +222,13 @@ async def test_a_server_whose_database_is_not_opened_gives_up_its_address(tmp_pa
 
 def _never(_listen: str) -> None:
     raise AssertionError
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "example.org:7654"])
+def test_port_on_a_network_needs_tls_or_consent(listen: str) -> None:
+    """An address other than loopback is refused, and the message says both ways."""
+    flags = {"url": "memory://x", "listen": listen}
+    for allowed in ({"insecure": "true"}, {"tls_cert": "a.crt", "tls_key": "a.key"}):
+        assert serving_settings(flags | allowed, None, WriterConfig).server.listen == listen
+    with pytest.raises(InvalidSetting, match=r"--tls-cert and --tls-key.* --insecure"):
+        serving_settings(flags, None, WriterConfig)
