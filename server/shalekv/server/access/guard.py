@@ -27,12 +27,14 @@ from shalekv.server.access.needs import ANYTHING, TABLE, Needs, needs_of
 from shalekv.server.access.quotas import STREAMS, Charge, Quotas
 from shalekv.server.access.quotas import charge as charge_of
 from shalekv.server.service import Call
-from shalekv.v1 import admin_pb2
+from shalekv.v1 import admin_pb2, kv_pb2
 
 CALLERS_MAX = 10_000  # whose credentials are remembered; each takes about 2 KB
 WITHDRAWN = "the credentials have expired, or were withdrawn"
 SWEEP_S = 1.0  # between two looks at credentials that may have expired
 A_TURN = 200  # callers or streams that are looked at between two chances for other tasks
+# Streams, which may get a quota while they are open.
+_LASTING = frozenset((*STREAMS, kv_pb2.WatchRequest))
 
 
 class Identifies(Protocol):
@@ -147,7 +149,7 @@ class Guard:
         try:
             if self._quotas is not None and self.policies.policy.is_enforced:
                 use = caller.use_in(self._quotas)
-                if use.is_limited or type(request) in STREAMS:
+                if use.is_limited or type(request) in _LASTING:
                     charge = charge_of(use, request, size_bytes)
             self._check(caller, request)
         except ShaleError as refusal:
