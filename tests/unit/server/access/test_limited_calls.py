@@ -206,7 +206,7 @@ async def test_sessions_are_limited_and_the_client_waits_for_one() -> None:
         assert refused.retry.retry_delay.ToMilliseconds() == OPEN_RETRY_MS
         began_s = time.monotonic()
         put = asyncio.ensure_future(client.put(KEY, b"value"))
-        await asyncio.sleep(0.5)
+        assert not (await asyncio.wait([put], timeout=0.5))[0]
         assert guard.refused.quota_exceeded == 2
         first.cancel()
         await put
