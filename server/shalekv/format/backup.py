@@ -19,7 +19,11 @@ A description is JSON in an envelope:
     backup_id, source_url, database_id (hexadecimal), seq, logical_time_ms,
     manifest_id, manifest (base64; that of the snapshot, without the pending loads that no WAL
     object among the copies commits),
-    copies: [name in the repository, size in bytes], the WAL first, in the order of its slots
+    copies: [name in the repository, size in bytes], the WAL first, in the order of its slots,
+    policy (base64; the message `AccessPolicy`), only in version 2
+
+Version 2 is written if the database has an access policy: an older reader, which would restore it
+without, refuses it.
 """
 
 from __future__ import annotations
@@ -28,11 +32,14 @@ import base64
 import enum
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from shalekv.errors import BadStructure, CorruptObject, WrongObject
+from shalekv.format.access import policy_message, policy_of
 from shalekv.format.envelope import Envelope
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import (
@@ -42,9 +49,12 @@ from shalekv.format.names import (
     parse_wal_name,
     wal_name,
 )
+from shalekv.protocol.access import Policy
 from shalekv.protocol.manifest import Manifest
+from shalekv.v1 import access_pb2
 
-ENVELOPE = Envelope(b"ShaleBak", 1)
+ENVELOPE = Envelope(b"ShaleBak", 2)
+_WITHOUT_POLICY = 1  # the version
 
 BACKUPS_FOLDER = "backups/"
 LEVELS_FOLDER = "backup_levels/"
@@ -73,6 +83,8 @@ class Backup:
     manifest: Manifest
     manifest_bytes: bytes  # of the snapshot, without loads that no copy of a WAL object commits
     copies: tuple[tuple[Copy, int], ...]  # and the size of each, bytes
+    # Without its secret; version 0: the database has none.
+    policy: Policy = field(default_factory=Policy)
 
     @property
     def name(self) -> str:
@@ -102,8 +114,11 @@ def encode_backup(backup: Backup) -> bytes:
         "manifest": base64.b64encode(backup.manifest_bytes).decode(),
         "copies": [[str(copy), size_bytes] for copy, size_bytes in backup.copies],
     }
+    if backup.policy.version:
+        policy = policy_message(backup.policy).SerializeToString(deterministic=True)
+        fields["policy"] = base64.b64encode(policy).decode()
     body = json.dumps(fields, separators=(",", ":")).encode()
-    return ENVELOPE.seal(body)
+    return ENVELOPE.seal(body, version=None if backup.policy.version else _WITHOUT_POLICY)
 
 
 def decode_backup(name: str, data: bytes) -> Backup:
@@ -123,9 +138,13 @@ def decode_backup(name: str, data: bytes) -> Backup:
             manifest=_manifest(fields["manifest_id"], manifest_bytes),
             manifest_bytes=manifest_bytes,
             copies=tuple((_copy(copy), _of(int, size)) for copy, size in fields["copies"]),
+            policy=_policy(fields.get("policy", "")),
         )
         is_own = fields["database_id"] == backup.manifest.database_id.hex()
-    except (ValueError, KeyError, TypeError, RecursionError, CorruptObject) as error:
+    except (
+        *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+        *(CorruptObject, DecodeError),
+    ) as error:
         raise BadStructure(
             name, piece.offset, f"is not the description of a backup: {error}"
         ) from error
@@ -136,6 +155,11 @@ def decode_backup(name: str, data: bytes) -> Backup:
 
 def _manifest(manifest_id: Any, data: bytes) -> Manifest:
     return decode_manifest(manifest_name(_of(int, manifest_id)), data)
+
+
+def _policy(text: Any) -> Policy:
+    data = base64.b64decode(_of(str, text), validate=True)
+    return policy_of(access_pb2.AccessPolicy.FromString(data))
 
 
 def _copy(name: Any) -> Copy:

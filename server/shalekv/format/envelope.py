@@ -23,16 +23,19 @@ _VERSION_AT, _FLAGS_AT = 8, 10
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """One kind of object: its magic, and the version that is written."""
+    """One kind of object: its magic, and the latest version."""
 
     magic: bytes
     version: int
 
-    def seal(self, body: bytes) -> bytes:
-        """Return the object with this body. `ValueError`: it is too long."""
+    def seal(self, body: bytes, *, version: int | None = None) -> bytes:
+        """Return the object with this body; None: of the latest version.
+
+        `ValueError`: it is too long.
+        """
         if len(body) > MAX_U32:
             raise ValueError(f"{len(body)} bytes are above the limit of {MAX_U32}")
-        header = _HEADER.pack(self.magic, self.version, 0, len(body))
+        header = _HEADER.pack(self.magic, version or self.version, 0, len(body))
         return b"".join((header, _CHECKSUM.pack(crc32c(body, crc32c(header))), body))
 
     def unseal(self, name: str, data: bytes) -> Piece:

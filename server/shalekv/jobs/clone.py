@@ -74,6 +74,7 @@ from shalekv.store.manifests import (
     manifests_lost,
     named_manifest,
 )
+from shalekv.store.policies import StoredPolicy, begin_policy
 from shalekv.store.verify.verify import check_fit
 from shalekv.write.snapshots import Snapshots
 
@@ -320,6 +321,8 @@ class CloneJob:
             origins=clone_origins(parent, merged.own_ids, ids),
         )
         if lost is None:
+            policy = await StoredPolicy(self._parent, shared.database_id).refresh()
+            await begin_policy(self._cas, clone_id, policy)
             await create_first_manifest(self._cas, manifest)
         else:
             manifest = await self._replace(lost, manifest, began_ms)

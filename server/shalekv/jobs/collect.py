@@ -66,6 +66,7 @@ _FOLDERS = {
     names.MANIFEST_FOLDER: Folder.MANIFEST,
     names.WAL_FOLDER: Folder.WAL,
     names.LEVELS_FOLDER: Folder.LEVELS,
+    names.ACCESS_FOLDER: Folder.ACCESS,
 }
 
 log = structlog.get_logger()
@@ -165,7 +166,7 @@ def is_own_name(name: str) -> bool:
 
 
 def as_listed(info: ObjectInfo) -> Listed:
-    """Convert an object in one of the three folders to the form that the rules judge."""
+    """Convert an object in one of these folders to the form that the rules judge."""
     name = info.name
     folder = _FOLDERS[f"{name.partition('/')[0]}/"]
     number: int | None = None
@@ -174,6 +175,8 @@ def as_listed(info: ObjectInfo) -> Listed:
         number = names.parse_manifest_name(name)
     elif folder is Folder.WAL:
         number = names.parse_wal_name(name)
+    elif folder is Folder.ACCESS:
+        number = names.parse_policy_name(name)
     else:
         sst_id = names.parse_level_name(name)
     return Listed(folder, name, info.size_bytes, info.modified_ms, number, sst_id)

@@ -59,6 +59,7 @@ class FindingKind(enum.StrEnum):
     LOAD = "load"  # a load is committed, and its files are not protected
     ORIGIN = "origin"  # another database does not keep the SSTs that both share
     SNAPSHOT_CHECKSUM = "snapshot_checksum"  # the manifest is not the one that a snapshot names
+    POLICY = "access_policy"  # a version of the access policy is missing
     ORPHAN = "orphan"  # nothing names or protects an object; the collector will delete it
 
     @property

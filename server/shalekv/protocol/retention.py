@@ -58,6 +58,7 @@ class Folder(enum.StrEnum):
     MANIFEST = "manifest"
     WAL = "wal"
     LEVELS = "levels"
+    ACCESS = "access"
 
 
 class Reason(enum.StrEnum):
@@ -71,6 +72,7 @@ class Reason(enum.StrEnum):
     FENCE = "fence"
     NOT_BELOW_C = "not below c"
     RETAINED = "wal retention"
+    POLICY = "access policy"
     YOUNG = "not old enough"
     YOUNG_FOREIGN = "not ours, not old enough"
 
@@ -112,7 +114,7 @@ class Listed:
     name: str
     size_bytes: int
     modified_ms: int  # by the store's clock
-    number: int | None = None  # of a manifest or a WAL object
+    number: int | None = None  # of a manifest, a WAL object or an access policy
     sst_id: bytes | None = None
 
     @property
@@ -245,6 +247,8 @@ class Retention:
         if listed.is_foreign:
             is_old = listed.modified_ms < self._cutoffs.foreign_ms
             return RetentionVerdict(Reason.OLD_FOREIGN if is_old else Reason.YOUNG_FOREIGN)
+        if listed.folder is Folder.ACCESS:
+            return RetentionVerdict(Reason.POLICY)  # all versions: no name is ever used again
         if listed.folder is Folder.MANIFEST:
             return self._judge_manifest(listed)
         return self._judge_wal(listed) if listed.folder is Folder.WAL else self._judge_sst(listed)

@@ -11,7 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from shalekv.errors import InvalidRequest, ObjectNotFound, PolicyChanged
+from shalekv.errors import (
+    IllegalState,
+    InvalidRequest,
+    ObjectNotFound,
+    PolicyChanged,
+    WrongObject,
+)
 from shalekv.format.access import decode_policy, encode_policy
 from shalekv.format.names import ACCESS_FOLDER, UUID_BYTES, parse_policy_name, policy_name
 from shalekv.protocol.access import SECRET_BYTES, Policy, check_policy
@@ -111,4 +117,29 @@ def _changed(expected: int, found: int) -> PolicyChanged:
     return PolicyChanged(
         f"the access policy has version {found} by now, not {expected}: read it again, and repeat "
         "the change"
+    )
+
+
+async def begin_policy(store: CasStore, database_id: bytes, policy: Policy) -> None:
+    """Make the policy of another database the first of a new one, which draws its own secret.
+
+    A second call finds it there. Raises `IllegalState` if there is another policy.
+    """
+    stored = StoredPolicy(store, database_id)
+    try:
+        found = await stored.refresh()
+        if found.version == 0 and policy.version:
+            found = await stored.replace(replace(policy, version=0))
+    except PolicyChanged:  # another process makes the same database
+        found = stored.current
+    except WrongObject as error:
+        raise _remains(store) from error
+    if found != replace(policy, version=min(policy.version, 1), secret=found.secret):
+        raise _remains(store)
+
+
+def _remains(store: CasStore) -> IllegalState:
+    return IllegalState(
+        f"{store.url} holds an access policy in {ACCESS_FOLDER} that does not belong to the new "
+        "database: empty the place, or choose another URL"
     )

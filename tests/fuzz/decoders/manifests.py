@@ -131,7 +131,10 @@ DECODERS = (
         name="backup",
         covers=(decode_backup,),
         decode=lambda data: decode_backup(BACKUP.name, data),
-        samples=[encode_backup(BACKUP)],
+        samples=[
+            encode_backup(BACKUP),
+            encode_backup(replace(BACKUP, policy=replace(POLICY, secret=b""))),
+        ],
         found=[_resealed_envelope(encode_backup(BACKUP)[:20] + b"[" * 100_000)],
         is_sealed=True,
         reseal=_resealed_envelope,

@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from click import BadParameter
+
+from shalekv.cli.commands.role import parse_rule
 from shalekv.cli.commands.txn import NotationError, parse_compares, parse_operations, parse_script
 from shalekv.cli.console.keys import Encoding
 from shalekv.cli.load.batches import BatchLimits, RowBatch
@@ -302,6 +305,13 @@ DECODERS = (
     _text("place of an election", parse_place, InvalidSetting, "bucket", "etcd://a:1,[::1]:2/key"),
     _text("session token", SessionToken.parse, InvalidToken, TOKEN),
     _text("member", Member.parse, ValueError, f"{'0f' * 16}@keeper:7655"),
+    Decoder(
+        name="rule of a role",
+        covers=(parse_rule,),
+        decode=lambda data: parse_rule(text_of(data), Encoding.ESCAPED),
+        samples=[b"read,write:start=a\\x2c,end=b", b"watch:prefix=orders/", b"admin"],
+        errors=(BadParameter,),
+    ),
     _part("transaction", parse_script, _script, SCRIPT),
     _part("comparisons", parse_compares, _compares, PARTS[0].split(b"\n", 1)[1]),
     _part("operations", parse_operations, _operations, *PARTS[1:]),

@@ -28,7 +28,8 @@ from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.processes.in_process import real_runtime, wall_clock_ms
 
 FOLDERS = (  # folders of databases, and of repositories
-    *(names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER, backup.BACKUPS_FOLDER),
+    *(names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER, names.ACCESS_FOLDER),
+    backup.BACKUPS_FOLDER,
     *(backup.WAL_FOLDER, backup.LEVELS_FOLDER, backup.MARKS_FOLDER),
 )
 Pairs = dict[bytes, bytes]

@@ -30,6 +30,7 @@ from shalekv.format.coding import crc32c
 from shalekv.protocol.lease import leased_sst_id, new_lease_id
 from shalekv.store.api import check_new_name
 from tests.kit.manifests import BACKUP
+from tests.kit.policies import POLICY
 
 ids = st.integers(0, names.MAX_ID)
 uuids = st.binary(min_size=16, max_size=16).map(
@@ -226,9 +227,18 @@ def test_a_backup_is_read_back() -> None:
     assert BACKUP.begun_ms == 1_769_832_000_123
 
 
+def test_a_backup_with_an_access_policy_is_of_version_2() -> None:
+    """Older readers refuse it: they would restore it without. Others are written as before."""
+    with_policy = replace(BACKUP, policy=replace(POLICY, secret=b""))
+    data = encode_backup(with_policy)
+    assert decode_backup(BACKUP.name, data) == with_policy
+    assert (DATA[8:10], data[8:10]) == (b"\1\0", b"\2\0")
+    assert b"policy" not in DATA
+
+
 @pytest.mark.parametrize(
     ("at", "value", "error"),
-    [(0, b"ShaleMan", BadMagic), (8, b"\2\0", UnsupportedVersion), (10, b"\1", UnsupportedVersion)],
+    [(0, b"ShaleMan", BadMagic), (8, b"\3\0", UnsupportedVersion), (10, b"\1", UnsupportedVersion)],
 )
 def test_other_versions_are_distinguished_from_damage(
     at: int, value: bytes, error: type[CorruptObject]

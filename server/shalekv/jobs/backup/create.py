@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import structlog
@@ -29,6 +29,7 @@ from shalekv.read.origins import Origins
 from shalekv.read.replay import loads_of, read_slot
 from shalekv.store.cas import CasStore, log_retry
 from shalekv.store.manifests import StoredManifest
+from shalekv.store.policies import StoredPolicy
 from shalekv.write.snapshots import Snapshots
 
 DEFAULT_TTL_MS = 600_000
@@ -301,6 +302,7 @@ class BackupJob:
         if committed != manifest:
             manifest, data = committed, encode_manifest(committed)
         levels = await self._copy_levels(manifest, existing)
+        policy = await StoredPolicy(self._source, manifest.database_id).refresh()
         return Backup(
             backup_id=mark.work_id,
             source_url=self._source.url,
@@ -309,6 +311,7 @@ class BackupJob:
             manifest=manifest,
             manifest_bytes=data,
             copies=(*copied_log.copies, *levels),
+            policy=replace(policy, secret=b""),
         )
 
     async def _copy_levels(

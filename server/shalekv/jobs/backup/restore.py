@@ -1,7 +1,8 @@
 """Restoring a backup: copy everything, and create the manifest last, which makes it a database.
 
 Until the manifest exists, the target is no database, and another run continues the restoration:
-objects that exist are accepted if they have the right bytes.
+objects that exist are accepted if they have the right bytes. The access policy of the backup is
+there before the manifest: at no time is a database open whose original was not.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from shalekv.jobs.backup.repository import Repository
 from shalekv.protocol.manifest import Manifest
 from shalekv.store.api import NO_METADATA, ObjectInfo
 from shalekv.store.cas import CasStore, Taken
+from shalekv.store.policies import begin_policy
 from shalekv.write.wal import EPOCH_METADATA
 
 log = structlog.get_logger()
@@ -72,6 +74,7 @@ class RestoreJob:
             if not await self._manifests():
                 await self._copy(backup)
                 await self._check_log(backup)  # again: another process may have written
+                await begin_policy(self._target, manifest.database_id, backup.policy)
                 await self._target.claim(name, data)
         await self._check_restored(name, data)
         await self._target.delete([RESTORATION_NAME])

@@ -15,12 +15,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from shalekv.errors import CorruptObject, DatabaseNotFound, ObjectNotFound, StoreError
+from shalekv.format.access import decode_policy
 from shalekv.format.names import (
+    ACCESS_FOLDER,
     is_uuid7,
     level_name,
     manifest_name,
     parse_level_name,
+    parse_policy_name,
     parse_wal_name,
+    policy_name,
 )
 from shalekv.jobs.fsck.objects import (
     ActiveManifestSet,
@@ -190,6 +194,26 @@ async def check_origins(scope: Scope, active: ActiveManifestSet) -> AsyncIterato
             yield Finding(name, FindingKind.ORIGIN, problem)
 
 
+async def check_policies(scope: Scope, current: Manifest) -> AsyncIterator[Finding]:
+    """Check every version of the access policy, and that none is missing.
+
+    Versions are never deleted: the oldest one has number 1.
+    """
+    names = [info.name async for info in scope.store.list(ACCESS_FOLDER)]
+    versions = {parse_policy_name(name) for name in names} - {None}
+    for version in range(1, max((each or 0 for each in versions), default=0) + 1):
+        name = policy_name(version)
+        try:
+            data = (await scope.store.get(name)).data
+            decode_policy(name, data, database_id=current.database_id)
+        except ObjectNotFound:
+            yield Finding(name, FindingKind.POLICY, "is missing, and a later version is there")
+        except StoreError as error:
+            yield unreadable(name, error)
+        except CorruptObject as error:
+            yield finding_of(error)
+
+
 class Fsck:
     """One check of the database in `store`, which is only read."""
 
@@ -260,12 +284,14 @@ class Fsck:
     async def _check_objects(
         self, active: ActiveManifestSet, current: Manifest, listed: dict[str, int]
     ) -> AsyncIterator[Finding]:
-        """Check the WAL and the levels; add the objects of the levels to `listed`."""
+        """Check the WAL, the levels and the policies; add the objects of the levels to `listed`."""
         scope = self._scope
         async for finding in check_log(scope, active, current):
             yield finding
         listed.update(await list_levels(scope))
         async for finding in check_ssts(scope, active, listed):
+            yield finding
+        async for finding in check_policies(scope, current):
             yield finding
         if self._is_deep:
             async for finding in check_order(scope, current):

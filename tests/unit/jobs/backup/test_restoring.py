@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from shalekv.errors import DatabaseExists, Fenced, IllegalState
+from shalekv.errors import DatabaseExists, DatabaseNotFound, Fenced, IllegalState
 from shalekv.jobs.backup.plan import EPOCH_GAP, MANIFEST_ID_GAP
+from shalekv.protocol.access import Policy
 from shalekv.protocol.fencing import (
     WriterId,
     check_owner,
@@ -18,6 +20,7 @@ from shalekv.protocol.opening import (
 from shalekv.store.api import ObjectStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryStore
+from shalekv.store.policies import StoredPolicy
 from shalekv.v1 import kv_pb2
 from shalekv.watch.consumers import ConsumerLeases
 from shalekv.write.snapshots import Snapshots
@@ -32,8 +35,9 @@ from tests.kit.engine.backups import (
     write,
 )
 from tests.kit.in_process_cluster import CALL
+from tests.kit.policies import POLICY
 from tests.kit.processes.in_process import wall_clock_ms
-from tests.kit.store import MortalProcess
+from tests.kit.store import FaultyStore, MortalProcess, Request
 
 HOUR_MS = 3_600_000
 
@@ -43,6 +47,66 @@ class PlaceInThePast(Place):
 
     def store(self) -> ObjectStore:
         return MemoryStore(lambda: 5_000_000, objects=self.objects)
+
+
+async def set_policy(place: Place, policy: Policy) -> Policy:
+    manifest = await place.manifest()
+    return await StoredPolicy(place.cas(), manifest.database_id).replace(policy)
+
+
+async def policy_of(place: Place) -> Policy:
+    manifest = await place.manifest()
+    return await StoredPolicy(place.cas(), manifest.database_id).refresh()
+
+
+async def test_the_access_policy_is_restored_with_a_secret_of_its_own() -> None:
+    """The newest one is in the backup, without its secret, and becomes version 1."""
+    source, _ = await database()
+    await set_policy(source, Policy())
+    original = await set_policy(source, replace(POLICY, version=1))
+    repository, target = Place(), Place()
+    made = await back_up(source, repository)
+    assert made.policy == replace(original, secret=b"")
+    assert not any(original.secret in repository.data(name) for name in repository.names())
+    await restore(repository, target)
+    restored = await policy_of(target)
+    assert restored == replace(original, version=1, secret=restored.secret)
+    assert restored.secret not in (b"", original.secret)
+    await target.check()
+
+
+async def test_a_restored_database_is_never_open() -> None:
+    """Its policy is there before its manifest, wherever the restoration is interrupted."""
+    source, _ = await database()
+    await set_policy(source, replace(POLICY, version=0))
+    repository = Place()
+    await back_up(source, repository)
+    names, target = list[str](), Place()
+
+    async def note(request: Request) -> None:
+        if request.operation == "create":
+            names.append(request.name.partition("/")[0])
+
+    await restore(repository, target, written=FaultyStore(target.store(), before=note))
+    assert [*dict.fromkeys(names)][-2:] == ["access", "manifest"]
+    await restore(repository, target)
+    assert (await policy_of(target)).version == 1
+
+
+@pytest.mark.parametrize("is_in_backup", [True, False])
+async def test_another_access_policy_is_not_taken_over(*, is_in_backup: bool) -> None:
+    """Remains of a database at the place end a restoration, before there is a manifest."""
+    source, _ = await database()
+    if is_in_backup:
+        await set_policy(source, replace(POLICY, version=0))
+    repository, target = Place(), Place()
+    await back_up(source, repository)
+    stored = StoredPolicy(target.cas(), (await source.manifest()).database_id)
+    await stored.replace(replace(POLICY, version=0, roles=(), grants=()))
+    with pytest.raises(IllegalState, match="holds an access policy"):
+        await restore(repository, target)
+    with pytest.raises(DatabaseNotFound):
+        await target.manifest()
 
 
 async def test_restored_database_is_like_any_other() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shalekv.errors import DatabaseExists, IllegalState, InvalidRequest
 from shalekv.format import names
 from shalekv.jobs.collect import FENCE_BYTES
 from shalekv.protocol.origins import foreign_ids, is_pin, pin_name
+from shalekv.store.policies import StoredPolicy
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.places import HOUR_MS, Place, everything, puts
+from tests.kit.policies import POLICY
+from tests.kit.processes.in_process import real_runtime
 
 
 async def test_what_is_written_stays_where_it_was_written() -> None:
@@ -29,6 +34,22 @@ async def test_what_is_written_stays_where_it_was_written() -> None:
         others = [row for row in rows if row[0] not in own]
         assert others == [row for row in before if row[0] not in own]
         assert {key for key, value, _ in rows if value.startswith(b"of the ")} == {*own}
+
+
+async def test_a_clone_has_the_access_policy_of_its_parent() -> None:
+    """With a secret of its own, before it can be opened; later changes concern one of them."""
+    parent, clone = await everything(), Place("clone")
+    with real_runtime() as runtime:
+        parents = StoredPolicy(parent.cas(runtime), (await parent.manifest()).database_id)
+        original = await parents.replace(replace(POLICY, version=0))
+        await parent.clone_to(clone)
+        clones = StoredPolicy(clone.cas(runtime), (await clone.manifest()).database_id)
+        cloned = await clones.refresh()
+        assert cloned == replace(original, secret=cloned.secret)
+        assert cloned.secret != original.secret
+        await clones.replace(replace(cloned, is_enforced=False))
+        assert await parents.refresh() == original
+    assert await clone.damage() == []
 
 
 async def test_what_has_expired_in_the_parent_is_not_in_the_clone() -> None:

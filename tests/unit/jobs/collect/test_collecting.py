@@ -156,7 +156,10 @@ async def test_clock_is_read_before_the_folders_and_those_before_the_manifest() 
     database = await compacted()
     store = FaultyStore(database.store)
     await database.collecting(store).plan()
-    folders = [names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER]
+    folders = [
+        *(names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER),
+        names.ACCESS_FOLDER,
+    ]
     asked = [r.name for r in store.requests if r.operation in {"now_ms", "list"}]
     assert asked == ["", *folders, names.MANIFEST_FOLDER]
 
@@ -254,6 +257,21 @@ async def test_retention_is_bounded_by_bytes() -> None:
     assert kept(plan).keys() == {3, 4, 5}
     plan = await database.collecting(**RETAINING, wal_retention_bytes=allowed + 1).plan()
     assert kept(plan).keys() == {2, 3, 4, 5}
+
+
+async def test_versions_of_the_access_policy_are_never_deleted() -> None:
+    """However old they are; what two-phase creates have left beside them is, when it is old."""
+    database = await compacted()
+    left = names.temporary_name(names.policy_name(1), bytes(16), 7)
+    kept_names = {names.policy_name(version) for version in (1, 2)}
+    for name in (*kept_names, left):
+        await database.store.create(name, b"policy")
+    database.pass_time(10 * AGE_S)
+    report = await database.collecting().collect()
+    there = {info.name async for info in database.store.list(names.ACCESS_FOLDER)}
+    assert there == kept_names
+    assert report.kept[Folder.ACCESS, Reason.POLICY].objects == 2
+    assert report.deleted[Folder.ACCESS].objects == 1
 
 
 async def wal(database: CollectedDatabase) -> list[Listed]:

@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from shalekv.errors import DatabaseNotFound
-from shalekv.format.names import manifest_name, wal_name
+from shalekv.format.access import encode_policy
+from shalekv.format.names import manifest_name, policy_name, wal_name
 from shalekv.format.records import load_entry
 from shalekv.format.sst_writer import encode_sst
 from shalekv.jobs.fsck.check import Fsck
@@ -44,6 +45,7 @@ from tests.kit.engine.damage import (
     sst_name,
 )
 from tests.kit.inline_runtime import gathered, inline_runtime
+from tests.kit.policies import POLICY
 from tests.kit.samples import put
 from tests.kit.store import FaultyStore, Request
 
@@ -346,6 +348,28 @@ async def test_an_object_that_the_store_does_not_return() -> None:
         store.fail("get", name, times=99)
         assert await listed(store) == sorted([(name, FindingKind.UNREADABLE), *others])
     assert not FindingKind.UNREADABLE.is_damage
+
+
+def policy_at(version: int, database_id: bytes = DATABASE_ID) -> bytes:
+    policy = replace(POLICY, version=version)
+    return encode_policy(policy, database_id=database_id, write_id=bytes(16))
+
+
+async def test_damage_of_access_policies() -> None:
+    """Each version is read; none may be missing, or of another database."""
+    planted = Planted()
+    for version in (1, 2, 4, 5):
+        planted.write(policy_name(version), policy_at(version))
+    assert await listed(planted.store) == [(policy_name(3), FindingKind.POLICY)]
+    planted.write(policy_name(3), policy_at(3))
+    assert await listed(planted.store) == []
+    planted.flip(policy_name(2), 200)
+    planted.lose(policy_name(5))
+    planted.write(policy_name(5), policy_at(5, b"another database"))
+    assert await listed(planted.store) == [
+        (policy_name(2), FindingKind.BAD_CHECKSUM),
+        (policy_name(5), FindingKind.WRONG_OBJECT),
+    ]
 
 
 async def test_a_sound_database_has_no_findings() -> None:
