@@ -65,6 +65,7 @@ class Composition:
         self._running: dict[str, Child] = {}
         self._all: list[Child] = []
         self._addresses: dict[str, str] = {}
+        self._places: dict[str, dict[str, str]] = {}  # of mount points, for each service
 
     def __enter__(self) -> Self:
         return self
@@ -108,23 +109,27 @@ class Composition:
         service = self._services[name]
         image = read_dockerfile(Path(service.dockerfile).name)
         argv = service.argv if "entrypoint" in service.text else [*image.entrypoint, *service.argv]
-        places = {
+        self._places[name] = {
             point: str(self._volume(volume, image, mount_point or point))
             for point, volume in service.volumes.items()
         }
         self._addresses[name] = address or self.address(name)
-        child = self._child(name, [*as_user(image.user), *argv], places)
+        child = self._child(name, [*as_user(image.user), *argv])
         self._running[name] = child
         return child
 
-    def run(self, *argv: str, name: str = "") -> Child:
+    def run(self, *argv: str, name: str = "", env: Mapping[str, str] | None = None) -> Child:
         """Start a process beside the services, or what `docker exec` starts in one of them."""
-        return self._child(name, argv)
+        return self._child(name, argv, env)
 
-    def _child(
-        self, name: str, argv: Sequence[str], places: Mapping[str, str] | None = None
-    ) -> Child:
-        environment = dict(self._environment)
+    def run_as(self, name: str, *command: str) -> Child:
+        """Start what `docker compose run NAME` does, with another command than that of the file."""
+        service = self._services[name]
+        image = read_dockerfile(Path(service.dockerfile).name)
+        return self._child(name, [*as_user(image.user), *service.text["entrypoint"], *command])
+
+    def _child(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
+        environment = self._environment | dict(env or {})
         if name:
             service = self._services[name]
             for variable, value in service.environment.items():
@@ -132,7 +137,7 @@ class Composition:
             if service.is_ours:
                 assert not set(service.environment) & set(self._settings)
                 environment |= self._settings
-        words = [self._here(word, name, places) for word in argv]
+        words = [self._here(word, name) for word in argv]
         self._all.append(Child(words, env=environment, stdin=None))
         return self._all[-1]
 
@@ -176,7 +181,7 @@ class Composition:
             path.chmod(folder.mode if (folder.uid, folder.gid) == image.user else 0o555)
         return path
 
-    def _here(self, text: str, name: str, places: Mapping[str, str] | None = None) -> str:
+    def _here(self, text: str, name: str) -> str:
         """A word of the file, or of an argument, as it is for the process of the service `name`."""
 
         def address(found: re.Match[str]) -> str:
@@ -185,7 +190,8 @@ class Composition:
                 host = name
             return self.address(host).replace(":", between) if host in self._services else found[0]
 
-        for there, here in {**self._hosts, SCRIPTS: str(DOCKER), **(places or {})}.items():
+        places = self._places.get(name, {})
+        for there, here in {**self._hosts, SCRIPTS: str(DOCKER), **places}.items():
             text = text.replace(there, here)
         return _ADDRESS.sub(address, text)
 

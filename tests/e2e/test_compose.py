@@ -17,9 +17,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from shalekv.cli.console.exit_codes import ExitCode
-from shalekv_client import Client
+from shalekv_client import Client, TlsOptions, Unauthenticated, Unreachable
 from tests.e2e.composition import IS_ROOT, Composition
-from tests.kit.compose_file import DOCKER, DOCKERFILE, MINIO, Service, read_compose
+from tests.kit.compose_file import DOCKER, DOCKERFILE, MINIO, TLS, Service, read_compose
 from tests.kit.dockerfile import read_dockerfile
 from tests.kit.processes.child import Line
 from tests.servers.object_stores import versitygw
@@ -28,6 +28,12 @@ from tests.servers.record_stores import MariaServer, mariadb
 from tests.servers.s3 import S3Server
 
 README = (DOCKER / "README.md").read_text(encoding="utf-8")
+# What the section about TLS runs in containers: to make a token, and to ask for safekeepers.
+README_TLS = (
+    *re.findall(r"^\$tls run --rm certificates (.+)$", README, re.MULTILINE),
+    *re.findall(r"^\$tls exec writer-quorum (shalekv safekeeper .+)$", README, re.MULTILINE),
+)
+REFUSED_MS = 2_000
 Accept = Callable[[Line], bool]
 
 # So that a compaction and a collection come within the time of a test.
@@ -84,6 +90,7 @@ def composition(
         "SHALEKV_S3_ACCESS_KEY": s3.access_key if s3 else "shalekv",
         "SHALEKV_S3_SECRET_KEY": s3.secret_key if s3 else "shalekv-secret",
         "SHALEKV_MARIADB_PASSWORD": records.password if records else "of-nobody",
+        "SHALEKV_BUCKET": "tls" if TLS in more else "shalekv",  # for databases of its own
     }
     hosts = {"s3:9000": s3.endpoint.removeprefix("http://")} if s3 else {}
     if records is not None:
@@ -117,6 +124,41 @@ async def test_what_the_profile_quorum_starts_works(s3: S3Server, home: Path) ->
         await services.healthy(QUORUM.writer)  # all three have to be there when it is created
         assert await services.stop("safekeeper-2") == ExitCode.OK
         await lives(services, QUORUM)
+
+
+async def test_what_the_file_for_tls_starts_works(s3: S3Server, home: Path) -> None:
+    """With certificates and the first token of docker/README.md, only who has one is served."""
+    with composition(home, s3, None, TLS) as services:
+        await services.up(["certificates"])
+        assert await services["certificates"].exited() == ExitCode.OK
+        create, status = README_TLS
+        token = services.run_as("certificates", *create.split())
+        assert await token.exited() == ExitCode.OK, token.report()
+        secret = token.stdout().strip()
+        names = (QUORUM.writer, *QUORUM.readers)
+        await services.up(names)
+        tls = TlsOptions(ca=home / "tls" / "ca.crt")
+        addresses = [services.address(name) for name in names]
+        async with Client(addresses, tls=tls, access_token=secret) as client:
+            await client.put(b"key", b"value")
+            found = await client.get(b"key")
+        assert found is not None
+        assert found.value == b"value"
+        for options, refusal in (
+            ({"tls": tls}, Unauthenticated),
+            ({"tls": tls, "access_token": f"{secret[:-1]}x"}, Unauthenticated),
+            ({"tls": True, "access_token": secret}, Unreachable),  # it does not trust the server
+            ({}, Unreachable),
+        ):
+            async with Client(addresses[0], timeout_ms=REFUSED_MS, **options) as client:
+                with pytest.raises(refusal):
+                    await client.put(b"key", b"other")
+        members = services.run(*status.split(), name=QUORUM.writer)
+        assert await members.exited() == ExitCode.OK, members.report()
+        assert members.stdout().count("sound") == 3
+        for name in (*QUORUM.readers, QUORUM.writer, "safekeeper-1"):
+            assert await services.stop(name) == ExitCode.OK, services[name].report()
+            assert not [line for line in services[name].lines() if line.get("level") == "error"]
 
 
 async def test_a_volume_that_belongs_to_root(s3: S3Server, home: Path) -> None:
