@@ -18,6 +18,8 @@ from tests.bench.peers import etcd
 from tests.bench.plan import Found, Goal, Measure
 from tests.bench.requests import KV
 from tests.bench.stage import ALONE, Load, Stage, Target, Way, cpu_s, held, run, status
+from tests.kit.certificates import LOCAL, Authority
+from tests.kit.processes.guarded import TokenBook
 from tests.kit.processes.process_memory import resident_bytes
 
 WAIT_S = 60.0
@@ -27,6 +29,8 @@ LARGEST_BATCH = 10_000
 SCANNED_ROWS = 1_000
 CLIENT_PUTS = {"session": 20_000, "coalesced": 8_000, "unary": 3_000}
 WATCHES, STREAMS = 10_000, 20
+SECURED_PUTS = 4_000
+PLAIN, SECURED = "plain", "TLS and a token"
 ONE, TWO = "one reader process", "two reader processes"
 CLIENT = Path(__file__).parents[1] / "programs" / "python_client.py"
 
@@ -196,14 +200,43 @@ async def client(stage: Stage, found: Found) -> None:
         found.notes.append("Beside the commit before with `--base DIR`.")
 
 
-async def _python_client(python: str, server: Target, way: str, puts: int) -> Mapping[str, float]:
+async def _python_client(
+    python: str, server: Target, way: str, puts: int, *shown: str
+) -> Mapping[str, float]:
     before_s = cpu_s(server.pids())
     output = await run(
-        [python, str(CLIENT), server.address, way, str(puts)], env={"PYTHONPATH": ""}
+        [python, str(CLIENT), server.address, way, str(puts), *shown], env={"PYTHONPATH": ""}
     )
     figures: dict[str, float] = json.loads(output.splitlines()[-1])
     done = puts + puts // 10
     return figures | {"server CPU us": (cpu_s(server.pids()) - before_s) / done * 1e6}
+
+
+async def secured(stage: Stage, found: Found) -> None:
+    """Coalesced puts with TLS, a token and an enforced policy, beside the same without."""
+    folder = stage.new_folder("secrets")
+    authority, tokens = Authority(), TokenBook(folder, "bench")
+    files, shown = authority.issue(*LOCAL).write(folder, "server"), folder / "token"
+    ((_, bearer),) = tokens.shown("bench")
+    await asyncio.to_thread(shown.write_text, bearer.removeprefix("Bearer "))
+    flags = ["--tls-cert", files.certificate, "--tls-key", files.key]
+    flags += ["--tokens-file", str(tokens.path), "--admins", "token:bench"]
+    plain = await stage.serve(f"file://{stage.new_folder('plain')}/db", *ALONE)
+    guarded = await stage.serve(f"file://{stage.new_folder('guarded')}/db", *ALONE, *flags)
+    more, puts = (authority.write(folder), str(shown)), stage.sized(SECURED_PUTS, 300)
+    ways: dict[str, Way] = {
+        PLAIN: partial(_python_client, sys.executable, plain, "coalesced", puts),
+        SECURED: partial(_python_client, sys.executable, guarded, "coalesced", puts, *more),
+    }
+    await stage.in_turns(found, ways, stage.sized(20, 1))
+    for side in ways:
+        figures = found.sides[side]
+        both = zip(figures["client CPU us"], figures["server CPU us"], strict=True)
+        figures["CPU us"] = [client_us + server_us for client_us, server_us in both]
+    found.ratio("cpu", "CPU us", SECURED, PLAIN)
+    found.ratio("server", "server CPU us", SECURED, PLAIN)
+    found.ratio("client", "client CPU us", SECURED, PLAIN)
+    found.ratio("calls", "calls/s", SECURED, PLAIN)
 
 
 async def watches(stage: Stage, found: Found) -> None:
@@ -308,6 +341,17 @@ MEASURES = (
             "the key and its record. It would take a message with the puts of a session in "
             "columns, as a batch has them, or a commit in compiled code."
         ),
+    ),
+    Measure(
+        "secured",
+        "coalesced durable puts of the Python client with TLS and a token, beside plain ones",
+        (
+            Goal("cpu", "CPU of a put, both sides, plain = 1", at_most=1.15),
+            Goal("server", "CPU of the server, plain = 1", at_most=1.15),
+            Goal("client", "CPU of the client, plain = 1"),
+            Goal("calls", "puts/s, plain = 1"),
+        ),
+        secured,
     ),
     Measure(
         "watches",

@@ -1,8 +1,9 @@
 """Puts by the Python client, in a process of its own: prints JSON.
 
-    python_client.py ADDRESS session|coalesced|unary PUTS
+    python_client.py ADDRESS session|coalesced|unary PUTS [CA TOKEN_FILE]
 
-It uses the public interface alone, so that it measures the client of any commit.
+It uses the public interface alone, so that it measures the client of any commit: of those before
+access control, without the last two.
 """
 
 from __future__ import annotations
@@ -40,9 +41,15 @@ async def by_tasks(client: Client, puts: int) -> None:
     await asyncio.gather(*(work() for _ in range(TASKS)))
 
 
-async def measure(address: str, way: str, puts: int) -> dict[str, Any]:
+async def measure(address: str, way: str, puts: int, *shown: str) -> dict[str, Any]:
     """Return the rate, and the processor time of this process for a put."""
-    async with Client(address, coalesce=way != "unary") as client:
+    more: dict[str, Any] = {}
+    if shown:
+        from shalekv_client import TlsOptions  # noqa: PLC0415 (new)
+
+        authority, token_file = shown
+        more = {"tls": TlsOptions(ca=authority), "access_token_file": token_file}
+    async with Client(address, coalesce=way != "unary", **more) as client:
         work = by_session if way == "session" else by_tasks
         await work(client, puts // 10)
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
@@ -52,4 +59,5 @@ async def measure(address: str, way: str, puts: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(measure(sys.argv[1], sys.argv[2], int(sys.argv[3])))))
+    address, way, puts, *shown = sys.argv[1:]
+    print(json.dumps(asyncio.run(measure(address, way, int(puts), *shown))))
