@@ -14,8 +14,7 @@ import pytest
 from shalekv.cli.commands.tls import init
 from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.settings_flags import settings_of
-from shalekv.cli.console.variables import CLIENT_VARIABLES
-from shalekv.cli.console.variables import variable_of_client
+from shalekv.cli.console.variables import CLIENT_VARIABLES, variable_of_client
 from shalekv.cli.main import shalekv
 from shalekv.settings import (
     AnyConfig,
