@@ -285,8 +285,11 @@ async def test_server_without_tls_is_no_server(tmp_path: Path) -> None:
         assert "the server speaks no TLS" in await refusal(it.address, client(tmp_path))
 
 
-async def test_half_handshakes_keep_nobody_out(tmp_path: Path) -> None:
+async def test_half_handshakes_keep_nobody_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Hundreds of connections that begin a handshake and go no further have their time, and end."""
+    caplog.set_level("DEBUG", "shalekv_wire")
     async with serving(options(tmp_path, handshake_timeout_s=0.5)) as it:
         sockets = [await _stranger(it.address, HALF_HELLO) for _ in range(STRANGERS)]
         try:
@@ -295,6 +298,36 @@ async def test_half_handshakes_keep_nobody_out(tmp_path: Path) -> None:
                 await until(lambda: len(it.server.connections) == 1, "the end of the strangers")
                 assert await calls.unary(ECHO, b"x") == b"x"
         finally:
+            for each in sockets:
+                each.close()
+    assert caplog.text.count("the handshake was not done in time") == STRANGERS
+
+
+async def test_probe_of_the_port_is_no_news(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A connection that ends without a byte, as that of a health check of TCP, is not logged."""
+    caplog.set_level("DEBUG", "shalekv_wire")
+    async with serving(options(tmp_path)) as it:
+        (await _stranger(it.address, b"")).close()
+        (await _stranger(it.address, HALF_HELLO)).close()
+        await until(lambda: "closed the connection in the handshake" in caplog.text, "a line")
+        await until(lambda: not it.server.connections, "the end of both")
+    assert caplog.text.count("DEBUG") == 1
+
+
+async def test_oldest_handshake_ends_for_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Handshakes in progress have a number of their own: strangers can hold no more memory."""
+    caplog.set_level("DEBUG", "shalekv_wire")
+    with constants({"shalekv_wire.tls_transport:HANDSHAKES_MAX": 5}):
+        async with serving(options(tmp_path)) as it:
+            sockets = [await _stranger(it.address, HALF_HELLO) for _ in range(20)]
+            await until(lambda: caplog.text.count("more than 5 handshakes") == 15, "their end")
+            async with channel(it.address, client(tmp_path)) as calls:
+                assert await calls.unary(ECHO, b"x") == b"x"
+                assert len(it.server.connections) == 5
             for each in sockets:
                 each.close()
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, cast
 
 from shalekv_wire import frames
@@ -28,6 +29,9 @@ READ_BYTES = 16 * 1024  # at most in a record of TLS
 FIRST_BYTES = frozenset((0x15, 0x16))  # of a connection: an alert, or the handshake
 # Read, and dropped, of a client whose handshake has failed; then it is disconnected.
 DROPPED_BYTES_MAX = 64 * 1024
+# Handshakes of clients in progress, of all servers of a process: each takes 50 KiB. The oldest is
+# ended for another one, so strangers that go no further keep nobody out.
+HANDSHAKES_MAX = 1_000
 PLAIN_HTTP2, PLAIN_HTTP = b"PRI * HTTP/2", (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN")
 
 _REFUSED = "this port speaks TLS, and the client does not"
@@ -52,6 +56,9 @@ _DEEDS = {
 }
 # Of TLS 1.2, for this and for that.
 _FAILURE_ALERT = "ALERT_HANDSHAKE_FAILURE"
+
+
+_in_handshake: dict[TlsTransport, None] = {}  # of clients, the oldest first
 
 
 class TlsFailed(ConnectionError):
@@ -101,6 +108,7 @@ class TlsTransport(asyncio.Protocol):
         "_outgoing",
         "_tls",
         "_transport",
+        "_wrap",
     )
 
     def __init__(
@@ -110,8 +118,13 @@ class TlsTransport(asyncio.Protocol):
         self._inner = inner
         self._is_server = server_name is None
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(
-            self._incoming, self._outgoing, self._is_server, server_hostname=server_name
+        self._tls = cast("ssl.SSLObject", None)  # made before the handshake begins
+        self._wrap = partial(
+            context.wrap_bio,
+            self._incoming,
+            self._outgoing,
+            server_side=self._is_server,
+            server_hostname=server_name,
         )
         self._transport = cast("asyncio.Transport", None)  # set before all else is called
         self._early: list[bytes] | None = []  # written before the handshake was done; None: it is
@@ -125,7 +138,13 @@ class TlsTransport(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._inner.connection_made(cast("asyncio.Transport", self))
-        if not self._is_server:
+        if self._is_server:
+            _in_handshake[self] = None
+            if len(_in_handshake) > HANDSHAKES_MAX:
+                oldest = next(iter(_in_handshake))
+                oldest.end(f"more than {HANDSHAKES_MAX} handshakes were in progress")
+        else:
+            self._tls = self._wrap()
             self._shake()
 
     def data_received(self, data: bytes) -> None:
@@ -137,6 +156,8 @@ class TlsTransport(asyncio.Protocol):
             if data[0] not in FIRST_BYTES:
                 self._fail_plain(data)
                 return
+            if self._is_server:  # strangers that are silent, or speak no TLS, cost nothing
+                self._tls = self._wrap()
         self._incoming.write(data)
         if self._early is not None and not self._shake():
             return
@@ -149,9 +170,12 @@ class TlsTransport(asyncio.Protocol):
         self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_done = True
-        if self._failure is None and self._early is not None:
+        _in_handshake.pop(self, None)
+        # A client that has said nothing is a probe of the port, and no failure.
+        is_cut = self._early is not None and not self._is_done
+        if is_cut and (self._has_heard or not self._is_server):
             self._failure = TlsFailed(f"{self._peer} has closed the connection in the handshake")
+        self._is_done = True
         self._early = None
         self._inner.connection_lost(self._failure or exc)
 
@@ -184,6 +208,8 @@ class TlsTransport(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once."""
+        if self._early is not None and self._failure is None:
+            self._failure = TlsFailed("the handshake was not done in time")
         self._is_done = True
         self._transport.abort()
 
@@ -209,6 +235,12 @@ class TlsTransport(asyncio.Protocol):
 
     # --- the rest
 
+    def end(self, text: str) -> None:
+        """Disconnect a client in its handshake; the log says why."""
+        _in_handshake.pop(self, None)
+        self._failure = TlsFailed(text)
+        self.abort()
+
     @property
     def _peer(self) -> str:
         return "the client" if self._is_server else "the server"
@@ -227,6 +259,7 @@ class TlsTransport(asyncio.Protocol):
             self._fail(f"{self._peer} does not choose HTTP/2 by ALPN")
             return False
         early, self._early = self._early, None
+        _in_handshake.pop(self, None)
         self._send()
         certificate = self._tls.getpeercert(binary_form=True) if self._is_server else None
         self._inner.on_secured(certificate or b"")
