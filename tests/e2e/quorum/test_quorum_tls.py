@@ -125,8 +125,14 @@ async def test_a_quorum_works_over_tls(
     await put(new, trial, b"key", b"new")
     assert await new.stop() == ExitCode.OK, new.report()
     assert len(cluster.objects("wal/")) > 1
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"key": "loaded", "value": "by files"}\n')
+    own = trial.files("server")
+    tls = ("--tls-ca", own.authority, "--tls-cert", own.certificate, "--tls-key", own.key)
+    await cluster.run("load", str(rows), "--bulk", "--open", *tls)
     last = await cluster.serve(*flags)
     assert await get(last, trial, b"key") == b"new"
+    assert await get(last, trial, b"loaded") == b"by files"
 
 
 @pytest.mark.parametrize("wire", WIRES)

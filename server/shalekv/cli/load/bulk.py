@@ -58,7 +58,7 @@ from shalekv.settings import (
 )
 from shalekv.store.cas import CasStore
 from shalekv.wording import counted
-from shalekv_client import NotApplied, Put, ShaleKVError, Unreachable
+from shalekv_client import NotApplied, Put, ShaleKVError, TlsOptions, Unreachable
 
 BATCH = BatchLimits(count_max=10_000, bytes_max=4 * 1024 * 1024)  # rows read at once
 
@@ -347,7 +347,7 @@ class _Bulk:
     async def _commit(self, store: CasStore, infos: list[SstInfo]) -> None:
         done = self._done
         if self._plan.flags.opens:
-            async with open_links(TlsSettings()) as links:
+            async with open_links(_tls_of_peers(self._target)) as links:
                 loaded = await commit_by_opening(
                     store, self._load_id, infos, self._settings.writer, links=links
                 )
@@ -371,6 +371,14 @@ class _Bulk:
             yield file
         finally:
             file.close()
+
+
+def _tls_of_peers(target: Target) -> TlsSettings:
+    """Return the settings of connections to safekeepers: the flags of those to servers."""
+    tls = target.tls or TlsOptions()
+    return TlsSettings(
+        tls_cert=str(tls.certificate), tls_key=str(tls.key), tls_server_ca=str(tls.ca)
+    )
 
 
 @contextmanager
