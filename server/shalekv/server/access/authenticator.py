@@ -22,6 +22,7 @@ import re
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 from urllib.parse import unquote
 
@@ -227,6 +228,7 @@ def _token_of(authorization: str) -> str:
     return found[1]
 
 
+@lru_cache(maxsize=1_024)  # a connection has one peer
 def network_of(peer: str) -> str:
     """Return the address of a peer without its port; of IPv6, its /64."""
     found = _PEER.fullmatch(unquote(peer))

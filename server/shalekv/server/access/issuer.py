@@ -81,7 +81,7 @@ class Issuer:
         self._url, self._audience = settings.oidc_issuer, settings.oidc_audience
         self._ca = settings.oidc_ca
         self._runtime = runtime
-        self._keys: Sequence[WebKey] = ()
+        self._keys: list[WebKey] = []
         self._fetched_ms = -inf  # when the fetch of the keys began
         self._began_ms = -inf  # when the last fetch began
         self._is_fetching = False
@@ -124,8 +124,8 @@ class Issuer:
         return self._verify(token)
 
     def has(self, key: object) -> bool:
-        """Return whether a key counts."""
-        return any(each is key for each in self._keys)
+        """Return whether a key still counts."""
+        return key in self._keys
 
     async def run(self) -> None:
         """Fetch the keys, and again when it is time, until cancelled."""
@@ -157,7 +157,7 @@ class Issuer:
                 _log.warning("keys of the issuer not fetched", problem=str(trouble))
             self._problem = str(trouble)
             if self._since_ms(self._fetched_ms) >= KEYS_AGE_MS_MAX:
-                self._keys = ()
+                self._keys = []
             return None
         finally:
             self._is_fetching = False
@@ -165,11 +165,11 @@ class Issuer:
                 complete(waiter)
 
     def _keep(self, keys: Sequence[WebKey]) -> None:
-        if self._problem or keys != self._keys:
-            _log.info("keys of the issuer fetched", keys=len(keys))
-        # Equal keys stay the same objects: identities that were proven by them stay valid.
-        self._keys = [next((old for old in self._keys if old == each), each) for each in keys]
-        self._fetched_ms, self._problem = self._began_ms, ""
+        # What stays the same stays the same object: identities that it has proven stay valid.
+        kept = [next((old for old in self._keys if old.is_same(each)), each) for each in keys]
+        if self._problem or kept != self._keys:
+            _log.info("keys of the issuer fetched", keys=len(kept))
+        self._keys, self._fetched_ms, self._problem = kept, self._began_ms, ""
 
     def _verify(self, token: WebToken) -> Identity:
         if not token.fitting(self._keys):

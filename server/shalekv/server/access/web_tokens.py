@@ -61,13 +61,18 @@ Document: TypeAlias = dict[str, Any]
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WebKey:
-    """A public key of the issuer."""
+    """A public key of the issuer, as it was fetched. It is equal to itself alone."""
 
     key_id: str  # empty if it has none
     algorithms: frozenset[str]  # that its signatures may have
     key: RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
+
+    def is_same(self, other: WebKey) -> bool:
+        """Return whether the issuer says the same of both."""
+        ours, theirs = (self.key_id, self.algorithms), (other.key_id, other.algorithms)
+        return ours == theirs and self.key == other.key
 
 
 @dataclass(frozen=True, slots=True)
