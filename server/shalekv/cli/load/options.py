@@ -220,7 +220,8 @@ def _bulk_option_list() -> list[Callable[[Any], Any]]:
             "opens",
             is_flag=True,
             help="With --bulk: commit without a server, by opening the database as its writer. "
-            "This fences a server that writes to it, which ends. Flags of TLS are then for safekeepers.",
+            "This fences a server that writes to it, which ends. Flags of TLS are then those of "
+            "connections to safekeepers.",
         ),
         click.option(
             "--sort-memory",
