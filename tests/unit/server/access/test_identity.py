@@ -409,17 +409,18 @@ def test_nobody_is_locked_out_for_ever(tmp_path: Path) -> None:
         else:
             break
     assert 1 < attempts < 200
-    assert guess(authenticator).retry_after_ms == 0  # success has forgiven the failures
+    # Success has forgiven the failures.
+    assert [guess(authenticator).retry_after_ms for _ in range(FREE)] == [0] * FREE
 
 
 def test_failures_are_forgiven_with_time(tmp_path: Path) -> None:
-    """After some minutes without failures a peer has all its free attempts again."""
+    """Ten minutes after any number of failures a peer has its free attempts again."""
     clock = MovedClock()
     write(tmp_path / "tokens")
     authenticator = open_at(tmp_path / "tokens", clock)
-    for _ in range(300):
-        guess(authenticator)
-        clock.ahead_ms += LONGEST_MS
+    with constants({"shalekv.server.access.authenticator:LUCKY": 1}):  # all are looked at
+        for _ in range(300):
+            guess(authenticator)
     clock.ahead_ms += 10 * 60_000
     assert [guess(authenticator).retry_after_ms for _ in range(FREE)] == [0] * FREE
 
