@@ -17,6 +17,7 @@ from shalekv.v1 import access_pb2, admin_pb2, kv_pb2
 CHANGE_TIMEOUT_S = 60.0  # a create is repeated until its outcome is known
 
 _ADMIN = Need(Verb.ADMIN)
+_SHOWN_TO_ALL = {"header", "version", "uptime_ms", "read_readiness", "write_readiness"}
 
 
 class AccessAdmin:
@@ -76,16 +77,17 @@ class AccessAdmin:
 
 
 def shown_to(reply: admin_pb2.StatusReply, call: Call) -> admin_pb2.StatusReply:
-    """Take out of a status what only callers with the verb ADMIN may know: names and places."""
+    """Leave in a status what callers without the verb ADMIN may know: whether the server is well.
+
+    The rest tells how many keys and calls of others there are, and of places.
+    """
     if call.caller is None or call.caller.permissions.allow(_ADMIN):
         return reply
-    for field in ("url", "snapshots", "quorum"):
-        reply.ClearField(field)
-    if reply.HasField("reader"):
-        reply.reader.ClearField("snapshot_id")
-    if reply.HasField("manifest"):
-        reply.manifest.ClearField("wal_members")
-        reply.manifest.ClearField("wal_members_next")
+    for field, _ in reply.ListFields():
+        if field.name not in _SHOWN_TO_ALL:
+            reply.ClearField(field.name)  # type: ignore[arg-type] # the name of a field
+    for readiness in (reply.read_readiness, reply.write_readiness):
+        readiness.ClearField("problem")  # may name objects and places; the cause does not
     return reply
 
 

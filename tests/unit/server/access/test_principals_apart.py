@@ -36,6 +36,12 @@ class Peer:
         reply: kv_pb2.PutReply = await self._kv.Put(request, metadata=self._tokens.shown(name))
         return reply
 
+    async def status(self, name: str) -> admin_pb2.StatusReply:
+        request = admin_pb2.StatusRequest()
+        reply = await self._admin.Status(request, metadata=self._tokens.shown(name))
+        assert isinstance(reply, admin_pb2.StatusReply)
+        return reply
+
     async def snapshot(self, name: str) -> bytes:
         request = admin_pb2.CreateSnapshotRequest(ttl_s=60)
         reply = await self._admin.CreateSnapshot(request, metadata=self._tokens.shown(name))
@@ -114,6 +120,30 @@ async def test_page_tokens_are_of_their_principals(tmp_path: Path) -> None:
             assert (await each.page("alice", token, snapshot_id))[0] == b"b"
             assert await each.refusal("bob", token, snapshot_id) == INVALID
             assert await each.refusal("alice", token) == INVALID
+
+
+async def test_status_tells_others_nothing_but_how_the_server_is(tmp_path: Path) -> None:
+    """Without the verb ADMIN nothing is shown that depends on the keys and calls of others, apart
+    from the number of commits; with it all is.
+    """
+    store, tokens = memory_store(), TokenBook(tmp_path, "alice", "root")
+    async with AsyncExitStack() as stack:
+        writer, served = await stack.enter_async_context(
+            peer(guarded_writer(store, tokens), tokens)
+        )
+        await served.set_policy(policy_of(alice=prefix(b"a/", Verb.READ)))
+        reader, _ = await stack.enter_async_context(peer(guarded_reader(store, tokens), tokens))
+        for each in (writer, reader):
+            (full, little) = (await each.status("root"), await each.status("alice"))
+            assert {"memtable", "levels", "manifest", "memory"} <= fields_of(full)
+            assert fields_of(little) <= {
+                *("header", "version", "uptime_ms", "read_readiness", "write_readiness"),
+            }
+            assert little.read_readiness.is_ready
+
+
+def fields_of(message: admin_pb2.StatusReply) -> set[str]:
+    return {field.name for field, _ in message.ListFields()}
 
 
 async def test_page_tokens_of_before_the_policy_have_expired(tmp_path: Path) -> None:
