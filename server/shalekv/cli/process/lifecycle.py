@@ -369,7 +369,10 @@ def run_server(
         if settings.server.log_format is LogFormat.CONSOLE:
             greet(listen)
             if tls != "off":
-                click.echo(f"TLS is {tls}: see --tls-ca, --tls-cert and --tls-key there.", err=True)
+                by_servers = isinstance(settings, SafekeeperConfig)
+                authority = "--tls-server-ca" if by_servers else "--tls-ca"
+                flags = f"{authority}, --tls-cert and --tls-key"
+                click.echo(f"TLS is {tls}: see {flags} there.", err=True)
 
     try:
         uvloop.run(serve(settings, announce))
