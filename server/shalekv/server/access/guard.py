@@ -311,10 +311,12 @@ class Guard:
 
     def _why_not(self, stream: OpenStream) -> ShaleError | None:
         """Return why the caller may not go on with a stream."""
-        if not self.policies.policy.is_enforced:
-            return None
         self._is_withdrawn(stream.caller)
         try:
+            if self._is_stale:
+                self.policies.check()
+            if not self.policies.policy.is_enforced:
+                return None
             self._check_identity(stream.caller)
             self._check_needs(stream.caller, stream.needs)
         except ShaleError as error:

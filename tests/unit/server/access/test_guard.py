@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import grpc
 import pytest
 
+from shalekv.errors import PolicyUnknown
 from shalekv.protocol.access import Policy, Verb
 from shalekv.server.access.guard import Guard
 from shalekv.v1 import kv_pb2
@@ -76,6 +78,30 @@ async def test_without_a_policy_everything_is_allowed_to_everybody() -> None:
         for name in ("", "alice", "mallory"):
             await it.kv.Put(kv_pb2.PutRequest(key=b"k"), metadata=shown(name))
         assert [call.principal for call in it.service.calls] == ["", "token:alice", ""]
+
+
+async def test_streams_end_when_the_policy_may_have_been_replaced() -> None:
+    """A right that was withdrawn while the store is away ends with the age of the policy."""
+    policies = HeldPolicy(MINE)
+    guard = Guard(KnownTokens("alice"), policies)
+    async with serving_of(MemoryKv(), guard=guard) as it, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(guard.run())
+        more = asyncio.Event()
+
+        async def requests() -> AsyncIterator[kv_pb2.SessionRequest]:
+            yield kv_pb2.SessionRequest(operations=[operation])
+            await more.wait()
+
+        operation = kv_pb2.SessionOperation(id=1, get=kv_pb2.GetRequest(key=b"a/1"))
+        call = it.kv.Session(requests(), metadata=shown("alice"))
+        await anext(aiter(call))
+        policies.is_stale = True
+        ended = await failure(call)
+        assert ended.code is grpc.StatusCode.UNAVAILABLE
+        assert ended.info is not None
+        assert ended.info.reason == PolicyUnknown.reason
+        more.set()
+        running.cancel()
 
 
 async def begun(address: str, name: str, method: str, size_bytes: int) -> bytes:
