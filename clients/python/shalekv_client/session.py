@@ -77,10 +77,9 @@ class Session(AsyncCloseable):
     Nothing is repeated, because a repeat would come after the operations that were sent behind it.
     When the session fails, it can't be used any more, and all open futures fail: those of
     operations that were sent with a subclass of `OutcomeUnknown`, the others with a subclass of
-    `NotApplied`. There is one exception: when the server refuses the access token, and there is
-    another one, the session goes on with that behind what was answered. To be able to repeat a
-    write safely, give it an `idempotency_key` of your own. The session also fails when answers are
-    due and none at all comes for the timeout of the client.
+    `NotApplied`. To be able to repeat a write safely, give it an `idempotency_key` of your own. The
+    session also fails when answers are due and none at all comes for the timeout of the client. It
+    keeps the access token with which it begins, and ends when that does.
 
     Leaving the block waits for all answers. It does not raise the errors that futures carry. If an
     exception ends the block, nothing is waited for, and open futures fail.
@@ -178,13 +177,13 @@ class Session(AsyncCloseable):
     async def _run(self) -> None:
         reason: ShaleKVError | None = None
         try:
-            server = await self._find(None)
-            may_renew = True
-            while isinstance(reason := await self._attempt(server), Unauthenticated) and may_renew:
-                server = await self._find(reason)
-                if self._stream is not None:
-                    may_renew = self._stream.has_answered
-                    self._stream.give_back()
+            stream = self._stream = self._open(await self._find(None))
+            reason = await stream.run()
+            if isinstance(reason, Unauthenticated) and not stream.has_answered:
+                server = await self._find(reason)  # with another token
+                stream.give_back()
+                stream = self._stream = self._open(server)
+                reason = await stream.run()
         except ShaleKVError as error:  # no server was found
             reason = error
         finally:
@@ -194,15 +193,13 @@ class Session(AsyncCloseable):
                 reason = self._silence or abandoned(self._address, "the session")
             self._ended(reason)
 
-    async def _attempt(self, server: SessionServer) -> ShaleKVError:
-        """Send operations to `server` until the call is over; return the reason."""
+    def _open(self, server: SessionServer) -> SessionStream:
         self._address = server.address
         stream = SessionStream(server.open_session(), self._outbox, server.address, server.note)
-        self._stream = stream
         if self._silence_timer is not None:
             self._silence_timer.cancel()
         self._check_silence(stream)
-        return await stream.run()
+        return stream
 
     def _ended(self, reason: ShaleKVError) -> None:
         is_begun = self._stream is not None

@@ -224,14 +224,14 @@ class WatchStream:
         try:
             while (data := await self._call.read()) is not None:
                 reply = kv_pb2.WatchReply.FromString(data)
-                self.has_answered = True
                 self._on_header(reply.header)
                 self._on_reply(reply)
+                self.has_answered = True
         except CallFailed as error:
             return error_of_stream(self._address, error)
         except DecodeError:
             return not_an_answer(self._address, "Watch")
-        except ShaleKVError as error:  # the server has another database
+        except ShaleKVError as error:  # the server has another database, or the token has expired
             return error
         if self._requests.is_ending:
             return None
@@ -253,8 +253,11 @@ class WatchStream:
         elif event == "commit":
             self._on_commit(watch, number, reply.commit)
         elif event == "closed":
+            error = error_of_operation(self._address, reply.closed)
+            if isinstance(error, Unauthenticated):  # so are all watches of the call
+                raise error
             self._forget(number)
-            self._on_closed(watch, error_of_operation(self._address, reply.closed))
+            self._on_closed(watch, error)
 
     def _on_commit(self, watch: Watch, number: int, commit: kv_pb2.WatchCommit) -> None:
         changes = self._parts.pop(number, [])

@@ -21,6 +21,9 @@ TESTS_OVER_BOTH = {
     "test_bare_statuses_are_unknown",
     "test_closing_ends_what_is_under_way",
     "test_the_time_for_connecting_counts",
+    "test_the_fallback_shows_a_token",
+    "test_files_are_read_again",
+    "test_servers_are_verified",
 }
 
 

@@ -38,7 +38,8 @@ def _failure(code: grpc.StatusCode, message: str | None, metadata: Any) -> CallF
     text = message or ""
     is_unsent = code is grpc.StatusCode.UNAVAILABLE and text.startswith(_NO_CONNECTION)
     if is_unsent:
-        text = "no connection to the server: " + text.rpartition(": ")[2].rstrip("]")
+        reason = text.removesuffix(": OK").rpartition(": ")[2].rstrip("]")
+        text = f"no connection to the server: {reason}"
     trailing: Metadata = tuple(metadata or ())
     return CallFailed(StatusCode(code.value[0]), text, metadata=trailing, is_unsent=is_unsent)
 

@@ -102,7 +102,7 @@ class AccessToken:
         self._source = source
         self._on_change = on_change
         self._asking: asyncio.Task[None] | None = None
-        self._asked_s = float("-inf")
+        self._renewed_s = float("-inf")  # when it was asked for again because of a refusal
         self._failure: Exception | None = None  # of the last question; None: it was answered
         if isinstance(source, str):
             self._take(source)
@@ -137,7 +137,9 @@ class AccessToken:
         """
         if self.number == number and not isinstance(self._source, str):
             pause_s = 0.0 if isinstance(self._source, Path) else FUNCTION_PAUSE_S
-            if asyncio.get_running_loop().time() >= self._asked_s + pause_s:
+            now_s = asyncio.get_running_loop().time()
+            if now_s >= self._renewed_s + pause_s or self._asking is not None:
+                self._renewed_s = now_s
                 await self._ask(timeout_ms)
         return self.number != number
 
@@ -158,7 +160,6 @@ class AccessToken:
             if number and was_answered:
                 _LOG.warning("the last access token stays in use: %s", self._problem())
         finally:
-            self._asked_s = asyncio.get_running_loop().time()
             self._asking = None
         if self.number != number:
             self._on_change()
