@@ -14,7 +14,7 @@ from shalekv.protocol.access import (
     permissions_of,
     quota_of,
 )
-from shalekv.server.access.identity import Identity
+from shalekv.server.access.identity import NEVER_MS, Identity
 from shalekv.server.access.quotas import PrincipalUse, Quotas
 
 
@@ -43,7 +43,16 @@ class Policies(Protocol):
 class Caller:
     """Who calls: an identity, with its permissions by the present policy."""
 
-    __slots__ = ("_permissions", "_policies", "_policy", "_quota", "_use", "identity", "problem")
+    __slots__ = (
+        "_permissions",
+        "_policies",
+        "_policy",
+        "_quota",
+        "_use",
+        "identity",
+        "is_fleeting",
+        "problem",
+    )
 
     def __init__(
         self,
@@ -54,6 +63,8 @@ class Caller:
         """`problem` is what is wrong with the credentials, if the identity is not of them."""
         self.identity = identity
         self.problem = problem
+        # Whether its credentials still count has to be asked at each call.
+        self.is_fleeting = identity.expires_at_ms != NEVER_MS
         self._policies = policies
         self._policy: Policy | None = None  # of which the next two are
         self._permissions = EVERYTHING

@@ -22,7 +22,7 @@ from shalekv.errors import PermissionDenied, QuotaExceeded, ShaleError, Unauthen
 from shalekv.protocol.access import ANONYMOUS, Verb
 from shalekv.server.access.audit import AuditEntry, AuditLog, Outcome
 from shalekv.server.access.caller import Caller, Policies
-from shalekv.server.access.identity import NEVER_MS, Credentials, Identity
+from shalekv.server.access.identity import Credentials, Identity
 from shalekv.server.access.needs import ANYTHING, TABLE, Needs, needs_of
 from shalekv.server.access.quotas import STREAMS, Charge, Quotas
 from shalekv.server.access.quotas import charge as charge_of
@@ -214,7 +214,7 @@ class Guard:
         """Raise what is wrong with the credentials. Those that were withdrawn are found later."""
         if caller.problem is not None:
             raise caller.problem.with_traceback(None)
-        if caller.identity.expires_at_ms != NEVER_MS and self._is_withdrawn(caller):
+        if caller.is_fleeting and self._is_withdrawn(caller):
             raise Unauthenticated(WITHDRAWN)
 
     def _is_withdrawn(self, caller: Caller) -> bool:
@@ -271,7 +271,8 @@ class Guard:
         if not identity.principal.name:
             return self._anonymous
         if len(self._callers) >= CALLERS_MAX:
-            del self._callers[next(iter(self._callers))]
+            forgotten = self._callers.pop(next(iter(self._callers)))
+            forgotten.is_fleeting = True  # its calls go on, and the sweep does not know it
         caller = Caller(identity, self.policies)
         self._callers[credentials.authorization, credentials.certificate] = caller
         return caller

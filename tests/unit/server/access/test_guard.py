@@ -15,6 +15,7 @@ from shalekv.server.access.guard import Guard
 from shalekv.v1 import kv_pb2
 from shalekv_wire import frames
 from shalekv_wire.headers import literal
+from tests.kit.constants import constants
 from tests.kit.serving.guarded import BEARER, HeldPolicy, KnownTokens, policy_of, prefix, shown
 from tests.kit.serving.memory_service import MemoryKv
 from tests.kit.serving.rpc import failure, serving_of
@@ -78,6 +79,24 @@ async def test_without_a_policy_everything_is_allowed_to_everybody() -> None:
         for name in ("", "alice", "mallory"):
             await it.kv.Put(kv_pb2.PutRequest(key=b"k"), metadata=shown(name))
         assert [call.principal for call in it.service.calls] == ["", "token:alice", ""]
+
+
+async def test_a_token_is_withdrawn_from_a_caller_that_was_forgotten() -> None:
+    """A connection whose caller is not among those that are remembered loses its token as well."""
+    tokens = KnownTokens("alice", "bob")
+    guard = Guard(
+        tokens, HeldPolicy(policy_of(alice=MINE.roles[0].rules[0], bob=Rule(frozenset())))
+    )
+    with constants({"shalekv.server.access.guard:CALLERS_MAX": 1}):
+        async with serving_of(MemoryKv(), guard=guard) as it, asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(guard.run())
+            mine = kv_pb2.GetRequest(key=b"a/1")
+            await it.kv.Get(mine, metadata=shown("alice"))
+            await failure(it.kv.Get(mine, metadata=shown("bob"), timeout=5.0))
+            tokens.names.discard("alice")
+            refused = await failure(it.kv.Get(mine, metadata=shown("alice")))
+            assert refused.code is grpc.StatusCode.UNAUTHENTICATED
+            running.cancel()
 
 
 async def test_streams_end_when_the_policy_may_have_been_replaced() -> None:
