@@ -302,7 +302,7 @@ DECODERS = (
         errors=(ValueError,),
     ),
     _text("URL", parse_url, InvalidUrl, "s3://bucket/a%20b", "file:///var/lib", "memory://x"),
-    _text("place of an election", parse_place, InvalidSetting, "bucket", "etcd://a:1,[::1]:2/key"),
+    _text("place of an election", parse_place, InvalidSetting, "bucket", "etcds://a:1,[::1]:2/key"),
     _text("session token", SessionToken.parse, InvalidToken, TOKEN),
     _text("member", Member.parse, ValueError, f"{'0f' * 16}@keeper:7655"),
     Decoder(
