@@ -46,6 +46,7 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "UNAUTHENTICATED": errors.Unauthenticated,
         "PERMISSION_DENIED": errors.PermissionDenied,
         "QUORUM_UNAVAILABLE": errors.NotApplied,
+        "ISSUER_UNAVAILABLE": errors.NotApplied,
         "IMPLAUSIBLE_TIME": errors.NotApplied,
         "LOG_BEHIND_ARCHIVE": errors.NotApplied,
         "NOT_A_MEMBER": errors.NotApplied,

@@ -57,9 +57,13 @@ class TokenBook:
         del self._tokens[name]
         self._write()
 
+    def text(self, name: str) -> str:
+        """The token of a name."""
+        return self._texts[name]
+
     def shown(self, name: str) -> Metadata:
         """The metadata of a call with this token; the empty name: without one."""
-        return (("authorization", f"Bearer {self._texts[name]}"),) if name else ()
+        return (("authorization", f"Bearer {self.text(name)}"),) if name else ()
 
     def _write(self) -> None:
         new = self.path.with_suffix(".new")

@@ -127,9 +127,10 @@ async def test_algorithms_are_not_confused(tmp_path: Path) -> None:
         await identity_of(authenticator, jwt.encode(claims, rsa, "RS256", {"kid": "k"}))
         public = rsa.public_key().public_bytes(*PEM)
         refused = {
-            "unsigned": forged({"alg": "none", "kid": "k"}, claims),
-            "None": forged({"alg": "None", "kid": "k"}, claims),
-            "no algorithm": forged({"kid": "k"}, claims),
+            "empty signature": forged({"alg": "none", "kid": "k"}, claims),
+            "unsigned": forged({"alg": "none", "kid": "k"}, claims, b"x"),
+            "None": forged({"alg": "None", "kid": "k"}, claims, b"x"),
+            "no algorithm": forged({"kid": "k"}, claims, b"x"),
             "HMAC by the public key": _with_secret({"alg": "HS256", "kid": "k"}, claims, public),
             "HMAC by a secret key": _with_secret(
                 {"alg": "HS256", "kid": "secret"}, claims, b"s" * 32
@@ -160,6 +161,8 @@ async def test_algorithms_are_not_confused(tmp_path: Path) -> None:
         for number, (what, token) in enumerate(refused.items()):
             error = await refusal_of(authenticator, token, f"ipv4:10.0.1.{number}:1")
             assert isinstance(error, Unauthenticated), what
+            is_unknown = what.startswith(("unsigned", "None", "no ", "HMAC"))
+            assert ("not signed by one of RS256, " in str(error)) == is_unknown, what
 
 
 @pytest.mark.parametrize(
