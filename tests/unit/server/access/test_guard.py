@@ -84,9 +84,7 @@ async def test_without_a_policy_everything_is_allowed_to_everybody() -> None:
 async def test_a_token_is_withdrawn_from_a_caller_that_was_forgotten() -> None:
     """A connection whose caller is not among those that are remembered loses its token as well."""
     tokens = KnownTokens("alice", "bob")
-    guard = Guard(
-        tokens, HeldPolicy(policy_of(alice=MINE.roles[0].rules[0], bob=Rule(frozenset())))
-    )
+    guard = Guard(tokens, HeldPolicy(MINE))
     with constants({"shalekv.server.access.guard:CALLERS_MAX": 1}):
         async with serving_of(MemoryKv(), guard=guard) as it, asyncio.TaskGroup() as tasks:
             running = tasks.create_task(guard.run())
