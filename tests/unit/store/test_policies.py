@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from shalekv.errors import InvalidRequest, PolicyChanged, UnsupportedVersion, WrongObject
-from shalekv.format.access import ENVELOPE, encode_policy
+from shalekv.errors import (
+    InvalidRequest,
+    ObjectNotFound,
+    PolicyChanged,
+    StoreUnavailable,
+    UnsupportedVersion,
+    WrongObject,
+)
+from shalekv.format.access import ENVELOPE, decode_policy, encode_policy
 from shalekv.format.names import policy_name
 from shalekv.protocol.access import ANYBODY, ROOT, SECRET_BYTES, Grant, Policy, Role
 from shalekv.settings import StoreSettings
 from shalekv.store import policies
-from shalekv.store.api import Created
+from shalekv.store.api import Created, ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from shalekv.store.policies import StoredPolicy
 from tests.kit.inline_runtime import inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore
 from tests.kit.store import FaultyStore
+from tests.kit.virtual_time import with_simulation
+from tests.sim.faults import Faults, Span
+from tests.sim.simulation import Simulation
 
 DATABASE_ID = b"id of a database"
 OPEN = Policy(grants=(Grant(ANYBODY, (ROOT,)),))
@@ -160,3 +172,64 @@ async def test_bad_and_large_policies_are_not_stored(monkeypatch: pytest.MonkeyP
         await stored.replace(OPEN)
     assert not [line for line in sent(store) if line.startswith("create")]
     assert (await stored.refresh()).version == 0
+
+
+ROUGH = Faults(
+    request_ms=Span(1, 400),
+    reply_ms=Span(1, 400),
+    timeout_ms=1_000,
+    lost_request=0.1,
+    lost_reply=0.1,
+    late_request=0.1,
+    late_ms=Span(1, 20_000),
+    refused=0.1,
+)
+EDITS = 5
+
+
+@with_simulation(6, seed=1, faults=ROUGH)
+async def test_no_change_is_lost_on_a_rough_store(sim: Simulation) -> None:
+    """Processes that edit at once, and crash, leave versions in a row with one secret; whatever
+    was acknowledged is in all that follow.
+    """
+    acknowledged = list[str]()
+
+    async def edit(name: str) -> None:
+        node = sim.node(name)
+        cas = CasStore(sim.store_for(node), sim.runtime_for(node), StoreSettings())
+        stored = StoredPolicy(cas, DATABASE_ID)
+        for number in range(EDITS):
+            grant = Grant(f"token:{name}-{number}")
+            while grant not in stored.current.grants:
+                with suppress(PolicyChanged, StoreUnavailable):
+                    policy = await stored.refresh()
+                    if grant not in policy.grants:  # else an earlier attempt has succeeded
+                        await stored.replace(replace(policy, grants=(*policy.grants, grant)))
+            acknowledged.append(grant.subject)
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in ("b", "c"):
+            tasks.create_task(sim.node(name).run(edit(name)))
+        sim.node("crashes").start(edit("crashes"))
+        await sim.sleep_ms(5_000)
+        sim.crash("crashes")
+    await sim.node("later").run(edit("later"))
+    versions = await sim.node("reader").run(all_versions(sim.store_for("reader")))
+    assert [policy.version for policy in versions] == [*range(1, len(versions) + 1)]
+    assert len({policy.secret for policy in versions}) == 1
+    for older, newer in pairwise(versions):
+        assert newer.grants[:-1] == older.grants
+    assert {*acknowledged} <= {grant.subject for grant in versions[-1].grants}
+    assert len(acknowledged) >= 3 * EDITS
+
+
+async def all_versions(store: ObjectStore) -> list[Policy]:
+    found = list[Policy]()
+    while True:
+        name = policy_name(len(found) + 1)
+        with suppress(StoreUnavailable):
+            try:
+                data = (await store.get(name)).data
+            except ObjectNotFound:
+                return found
+            found.append(decode_policy(name, data, database_id=DATABASE_ID))
