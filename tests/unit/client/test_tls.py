@@ -11,7 +11,7 @@ import pytest
 
 from shalekv.rpc.server import Server
 from shalekv.settings import TlsSettings
-from shalekv_client import Client, RetryPolicy, SyncClient, TlsOptions, Unreachable, Wire
+from shalekv_client import Client, RetryPolicy, SyncClient, TlsOptions, Unreachable
 from shalekv_wire.tls import UnusableFiles
 from tests.kit.certificates import LOCAL, Authority, Pair
 from tests.kit.constants import constants
@@ -53,7 +53,7 @@ async def refusal(address: str, tls: TlsOptions | bool) -> str:  # noqa: FBT001 
     return str(refused.value)
 
 
-async def test_servers_are_verified(tmp_path: Path, trusting: TlsOptions, wire: Wire) -> None:
+async def test_servers_are_verified(tmp_path: Path, trusting: TlsOptions) -> None:
     """By the authority that is given; otherwise the call fails as one without a connection."""
     other = TlsOptions(ca=OTHER.write(tmp_path, "other"))
     async with secured(tmp_path) as server:
@@ -64,7 +64,7 @@ async def test_servers_are_verified(tmp_path: Path, trusting: TlsOptions, wire: 
             assert (await found) is not None
         for tls in (other, True):
             text = await refusal(server.listen, tls)
-            assert "self signed" in text if wire is Wire.GRPCIO else "verify failed" in text
+            assert "certificate" in text, text
 
 
 async def test_the_name_of_a_server_may_be_given(tmp_path: Path) -> None:
