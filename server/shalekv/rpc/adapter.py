@@ -255,6 +255,24 @@ class Adapter:
 
         return self.stream(serve, WatchRequest, delays_idle=False)
 
+    def conversation(
+        self, serve: Callable[[StreamCall], Awaitable[None]], request_type: type[Message]
+    ) -> Streaming:
+        """Return a method that is allowed or refused as a whole, before its first request."""
+
+        async def serve_if_allowed(call: StreamCall, context: Call) -> None:
+            assert context.end is not None
+            with ExitStack() as stack:
+                permitted = self._guarding.permitted(context, request_type(), 0, context.end)
+                try:
+                    stack.enter_context(permitted)
+                except ShaleError:
+                    await _take_first(call)
+                    raise
+                await serve(call)
+
+        return self.stream(serve_if_allowed, request_type)
+
     def duplex(
         self, open_stream: Callable[[], DuplexStream], request_type: type[Message]
     ) -> Streaming:

@@ -16,7 +16,7 @@ import gc
 import logging
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import grpc
@@ -45,6 +45,7 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 CALLS_OF_ANY_KIND = 2
 # Name of the coroutine that grpc.aio runs beside the handler of a call, until its client has gone.
 WATCHING = "_schedule_rpc_coro"
+CHANNELZ = "/grpc.channelz.v1.Channelz/"
 GRPC_LOGGER = "grpc._cython.cygrpc"
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -54,15 +55,23 @@ class GrpcioServer:
     """Server of grpc.aio on one address."""
 
     def __init__(
-        self, settings: EndpointSettings, find: Find, tls: TlsContexts | None = None
+        self,
+        settings: EndpointSettings,
+        find: Find,
+        tls: TlsContexts | None = None,
+        is_enforcing: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Bind the address. `find` returns the methods. Raises `OSError`."""
+        """Bind the address. `find` returns the methods. Raises `OSError`.
+
+        While `is_enforcing`, debug services are refused: who calls them is not known.
+        """
         self._find = find
         self._tls = None if settings.listen.startswith(UNIX) else tls
         self._has_debug_services = settings.debug_services
         self._server = grpc.aio.server(
             options=channel_options(settings),
             maximum_concurrent_rpcs=CALLS_OF_ANY_KIND * settings.concurrent_calls_max,
+            interceptors=[_DebugRefusal(is_enforcing)] if settings.debug_services else [],
         )
         self.listen = self._bind(settings.listen)
 
@@ -123,6 +132,29 @@ def _credentials(tls: TlsContexts) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         configuration(), configuration, require_client_authentication=bool(tls.files.authority)
     )
+
+
+class _DebugRefusal(grpc.aio.ServerInterceptor):
+    """Refuses channelz, which has no callers, while an access policy is enforced."""
+
+    def __init__(self, is_enforcing: Callable[[], bool]) -> None:
+        self._is_enforcing = is_enforcing
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """Implement `ServerInterceptor`."""
+        is_debug = handler_call_details.method.startswith(CHANNELZ)
+        if is_debug and self._is_enforcing():
+            return grpc.unary_unary_rpc_method_handler(cast("Any", _refuse))
+        return await continuation(handler_call_details)
+
+
+async def _refuse(_request: object, context: _Context) -> None:
+    message = "debug services answer nobody while an access policy is enforced"
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, message)
 
 
 class _Handlers(grpc.GenericRpcHandler):

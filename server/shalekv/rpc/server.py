@@ -137,7 +137,7 @@ class Server:
         self._health = HealthService()
         self._logs_calls = settings.log_level is LogLevel.DEBUG
         self._is_started = self._is_refusing = False
-        self._transport = _transport(settings, self._find, door, listening(tls))
+        self._transport = _transport(settings, self._find, door, listening(tls), guard)
 
     @property
     def listen(self) -> str:
@@ -256,10 +256,14 @@ def _refusing(services: Sequence[str], adapter: Adapter) -> Find:
 
 
 def _transport(
-    settings: EndpointSettings, find: Find, door: Door | None, tls: TlsContexts | None
+    settings: EndpointSettings,
+    find: Find,
+    door: Door | None,
+    tls: TlsContexts | None,
+    guard: Guard | None,
 ) -> Transport:
     if settings.wire is Wire.NATIVE:
         return NativeServer(settings, find, door, tls)
     from shalekv.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415 - slow, and for this alone
 
-    return GrpcioServer(settings, find, tls)
+    return GrpcioServer(settings, find, tls, lambda: guard is not None and guard.is_enforcing)

@@ -116,12 +116,12 @@ class ReflectionService:
 
     def methods(self, adapter: Adapter) -> Mapping[str, Method]:
         """Return the methods of both services by path."""
-        methods = {"ServerReflectionInfo": adapter.stream(self._serve, _Ask)}
+        methods = {"ServerReflectionInfo": adapter.conversation(self._serve, _Ask)}
         return {
             path: method for own in self._own for path, method in with_paths(own, methods).items()
         }
 
-    async def _serve(self, call: StreamCall, _context: Call) -> None:
+    async def _serve(self, call: StreamCall) -> None:
         """Answer each request with one message, in their order."""
         while (data := await call.read()) is not None:
             try:

@@ -111,7 +111,8 @@ class EndpointSettings(ProcessSettings):
         default=False,
         description="Serve grpc.channelz.v1.Channelz as well: the connections of this process, "
         "with the addresses of peers and counts of calls and messages, to every client that "
-        "reaches the port. It shows no keys, values or metadata. Needs --wire grpcio.",
+        "reaches the port; to none while an access policy is enforced. It shows no keys, values or "
+        "metadata. Needs --wire grpcio.",
         json_schema_extra={"user": "operator who examines connections; off for security"},
     )
 

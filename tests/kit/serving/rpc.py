@@ -82,9 +82,16 @@ async def serving_of(
     *,
     limits: LimitSettings | None = None,
     guard: Guard | None = None,
+    open_services: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Serving[ServiceT]]:
-    server = Server(server_settings(**settings), runtime(), limits=limits, guard=guard)
+    server = Server(
+        server_settings(**settings),
+        runtime(),
+        limits=limits,
+        guard=guard,
+        open_services=open_services,
+    )
     watches = MemoryWatches()
     await server.start(service, MemoryAdmin(), watches)
     try:

@@ -106,6 +106,7 @@ class Guard:
         self._streams: dict[OpenStream, None] = {}
         self._changed = asyncio.Event()
         self.refused = admin_pb2.AccessStatus()
+        self.is_enforcing = True  # not everything is allowed to everybody
         self.is_open = False  # everything is allowed to everybody, and nothing is noted
         self._judge()
         policies.listen(self._on_change)
@@ -287,8 +288,8 @@ class Guard:
         if self._audit is not None:
             self._audit.use_secret(self.policies.policy.secret)
         self._is_stale = self.policies.is_stale
-        is_guarded = self.policies.policy.is_enforced or self._is_stale
-        self.is_open = not is_guarded and self._audit is None
+        self.is_enforcing = self.policies.policy.is_enforced or self._is_stale
+        self.is_open = not self.is_enforcing and self._audit is None
 
     def _on_change(self) -> None:
         self._judge()
