@@ -59,7 +59,7 @@ _RESERVED = frozenset(
 _REQUEST_PSEUDO = frozenset([b":method", b":scheme", b":path", b":authority"])
 # Headers of requests without their timeouts, of all connections.
 _HEADS_MAX = 1_024
-_HEAD_BYTES_MAX = 1_024  # longer ones are not kept
+_HEAD_BYTES_MAX = 4 * 1_024  # longer ones are not kept; those with web tokens are
 _heads: dict[tuple[tuple[bytes, bytes], ...], RequestHead] = {}
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
@@ -88,18 +88,14 @@ class RequestHead:
         HTTP_OK  # other: the request is none of gRPC, and is answered with this status
     )
     problem: str = ""  # with a field; empty: none
+    # Of the metadata; empty: there is none.
+    authorization: str = ""
+    request_id: str = ""  # x-request-id
 
     @property
     def is_plain(self) -> bool:
         """Return whether the request can become a call, if there is such a method."""
         return self.http_status == HTTP_OK and not self.problem and self.encoding in ENCODINGS
-
-    def text(self, key: str) -> str:
-        """Return the first value of a key of the metadata; empty: there is none."""
-        for each, value in self.metadata:
-            if each == key:
-                return str(value)
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +363,8 @@ def _with_timeout(head: RequestHead, timeout: bytes) -> RequestHead:
         head.size_bytes,
         head.http_status,
         problem,
+        head.authorization,
+        head.request_id,
     )
 
 
@@ -389,6 +387,8 @@ def _request_head(fields: Fields) -> RequestHead:
         size_bytes=sum(len(name) + len(value) + ENTRY_OVERHEAD_BYTES for name, value in fields),
         http_status=http_status,
         problem=problem,
+        authorization=named.get(b"authorization", b"").decode("latin-1"),
+        request_id=named.get(b"x-request-id", b"").decode("latin-1"),
     )
 
 

@@ -159,12 +159,12 @@ class ServerCall(Stream):
     @property
     def authorization(self) -> str:
         """The metadata `authorization`; empty: there is none."""
-        return self.head.text("authorization")
+        return self.head.authorization
 
     @property
     def request_id(self) -> str:
         """The metadata `x-request-id`, by which the client names the call; empty: there is none."""
-        return self.head.text("x-request-id")
+        return self.head.request_id
 
     def set_header(self, metadata: Metadata) -> None:
         """Send `metadata` before the first reply. REQUIRES: nothing was sent."""

@@ -234,10 +234,11 @@ class _GrpcioCall:
         return self._metadata("x-request-id")
 
     def _metadata(self, key: str) -> str:
+        found = ""
         for each, value in self._context.invocation_metadata() or ():
-            if each == key:
-                return str(value)
-        return ""
+            if each == key:  # the last one counts, as in our own transport
+                found = str(value)
+        return found
 
     def reply(self, message: bytes) -> None:
         """Implement `ServerCall`."""
