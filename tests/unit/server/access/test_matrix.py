@@ -6,6 +6,7 @@ nothing, and its refusal is the same whether the key is there or not.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,14 @@ def test_a_file_needs_all_its_keys() -> None:
     assert needs_of(request) == [Need(Verb.INGEST, KeyRange(b"p/a", b"p/z\0"))]
     request.ssts[0].first_key = b"q"  # type: ignore[attr-defined]
     assert needs_of(request) == [Need(Verb.INGEST, ALL_KEYS)]
+
+
+def test_the_documentation_has_the_rules() -> None:
+    """Its table has the needs of each field, apart from those of sessions, which are the same."""
+    page = (Path(__file__).parents[4] / "server" / "docs" / "access.md").read_text()
+    table = page.partition("\n| request and field | needs |\n|---|---|\n")[2].partition("\n\n")[0]
+    documented = dict(re.findall(r"^\| `(.*?)` \| (.*) \|$", table, re.MULTILINE))
+    single = {label: rule for label, rule in RULES.items() if not label.startswith("Session ")}
+    assert documented.keys() == single.keys()
+    for label, verbs in single.items():
+        assert {*re.findall("`(.*?)`", documented[label])} == {*map(str, verbs or ())}, label
