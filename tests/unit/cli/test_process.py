@@ -81,6 +81,17 @@ def test_json_lines_are_one_object_each(capsys: pytest.CaptureFixture[str]) -> N
     assert written.out == ""
 
 
+def test_texts_of_clients_make_no_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither a line nor a terminal ends where a text in a log line wants it to."""
+    configure_logs(LogFormat.CONSOLE, LogLevel.INFO)
+    structlog.get_logger("shalekv").info("serving", name="a\n2026 [info] forged", other="\x1b[2J\r")
+    logging.getLogger("some.library").warning("refused %s", "a\nforged\u2028forged")
+    written = capsys.readouterr().err
+    assert len(written.splitlines()) == 2
+    assert written.count("\n") == 2
+    assert "\x1b" not in written
+
+
 def test_lines_name_the_role(capsys: pytest.CaptureFixture[str]) -> None:
     """Lines of all loggers have the role, since processes share their stderr."""
     configure_logs(LogFormat.JSON, LogLevel.INFO, role="compactor")

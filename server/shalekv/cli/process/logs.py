@@ -15,6 +15,8 @@ from structlog.typing import Processor
 
 from shalekv.settings import LogFormat, LogLevel
 
+_CONTROL = {n: f"\\u{n:04x}" for n in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+
 
 def configure_logs(
     log_format: LogFormat, log_level: LogLevel, *, role: str = "", process: int = 0
@@ -62,9 +64,10 @@ def _rendering(log_format: LogFormat) -> Sequence[Processor]:
     if log_format is LogFormat.JSON:
         return [structlog.processors.format_exc_info, _ordered, structlog.processors.JSONRenderer()]
     return [
+        _escaped,
         structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-        )
+        ),
     ]
 
 
@@ -76,6 +79,16 @@ def _named(names: Mapping[str, str | int]) -> Processor:
         return event
 
     return add
+
+
+def _escaped(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Escape what would end a line, or change the terminal: texts of clients may be in a line."""
+    return {
+        key: value.translate(_CONTROL) if isinstance(value, str) and key != "exception" else value
+        for key, value in event.items()
+    }
 
 
 def _ordered(
