@@ -187,3 +187,23 @@ async def test_a_lock_out_is_ended_by_the_bucket(processes: Processes, tmp_path:
             return not await is_refused(bob.get(b"key"))
 
         await until(may_read)
+
+
+async def test_each_of_several_processes_enforces_the_policy(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """Connections are spread over them, and a stranger is refused by all."""
+    guarded = await Guarded.create(processes, tmp_path, "ann")
+    admins = ("--admins", "token:ann", "--no-open-services")
+    writer = await processes.serve(guarded.url, *ALONE, *guarded.flags, *admins)
+    await guarded.run(writer, "ann", "put", "secret", "v")
+    shared = ("--processes", "2", *guarded.flags, *admins)
+    reader = await processes.read(guarded.url, *shared)
+    for _ in range(4):
+        async with guarded.client(reader, "") as stranger:
+            assert await is_refused(stranger.get(b"secret"))
+    async with guarded.client(reader, "ann") as ann:
+        assert await ann.get(b"secret") is not None
+        served = (await ann.status()).processes
+    assert [each.number for each in served] == [1, 2]
+    assert all(each.calls for each in served)
