@@ -22,7 +22,7 @@ from shalekv_wire.tls import ALPN, TlsContexts, TlsFiles
 from tests.kit.certificates import LOCAL, Authority, Pair
 from tests.kit.constants import constants
 from tests.kit.timeouts import until
-from tests.wire.serving import ECHO, FLOOD, Serving, channel, serving
+from tests.wire.serving import ECHO, FLOOD, LATER, Serving, channel, serving
 
 CA, OTHER = Authority(), Authority("another")
 SERVER = CA.issue(*LOCAL)
@@ -371,6 +371,22 @@ async def connected(
 
 
 # --- ends
+
+
+async def test_calls_in_progress_are_answered_when_the_server_stops(tmp_path: Path) -> None:
+    """A stop answers what is in progress, ends a handshake at once, and leaves no connection."""
+    async with serving(options(tmp_path)) as it, channel(it.address, client(tmp_path)) as calls:
+        stranger = await _stranger(it.address, HALF_HELLO)
+        reply = calls.unary(LATER, b"")
+        await until(lambda: it.methods.later, "the call")
+        await until(lambda: len(it.server.connections) == 2, "the stranger")
+        stopping = asyncio.create_task(it.server.stop(60))
+        assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
+        it.methods.later[0].reply(b"answer")
+        assert await reply == b"answer"
+        await stopping
+        assert not it.server.connections
+        stranger.close()
 
 
 async def test_client_that_reads_nothing_cannot_hold_a_connection(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("changed", "problem"),
     [
         ({"key": "missing"}, "missing: No such file or directory"),
-        ({"certificate": "."}, "Is a directory"),
+        ({"certificate": "."}, "no regular file"),
         ({"certificate": ""}, "belong together"),
         ({"key": ""}, "belong together"),
         ({"certificate": "", "key": ""}, "a server needs a certificate"),

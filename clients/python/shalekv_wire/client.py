@@ -327,14 +327,16 @@ class _ClientTransport(asyncio.Protocol):
         self._pinged_s: float | None = None
         self.ready: asyncio.Future[None] = channel.loop.create_future()
         options = channel.options
+        is_path = channel.address.startswith(UNIX_PREFIX)
         self.connection = ClientConnection(
             self._sender,
-            authority="localhost" if channel.address.startswith(UNIX_PREFIX) else channel.address,
+            authority="localhost" if is_path else channel.address,
             user_agent=options.user_agent,
             limits=options.limits,
             received=channel.received,
             now_s=time.monotonic,
             on_change=self._on_change,
+            is_secured=options.tls is not None and not is_path,
         )
 
     @property

@@ -30,8 +30,8 @@ from shalekv_wire.sending import Sender
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
 from shalekv_wire.stream import STREAM_WINDOW, Limits, ReceivedBytes, Stream, wake
 
-_POST_HTTP = b"\x83\x86"  # the fields `:method: POST` and `:scheme: http`
-_POST_HTTP_FIELDS = ((b":method", b"POST"), (b":scheme", b"http"))
+_POST = b"\x83"  # the field `:method: POST`
+_SCHEMES: Mapping[bytes, bytes] = MappingProxyType({b"http": b"\x86", b"https": b"\x87"})
 TIMEOUT_FIELD_BYTES = len(b"grpc-timeout99999999S") + ENTRY_OVERHEAD_BYTES  # at most
 _INFORMATIONAL = range(100, 200)
 # The status of a response that is none of gRPC, by its HTTP status.
@@ -378,8 +378,9 @@ class ClientConnection(Connection[ClientCall]):
         received: ReceivedBytes,
         now_s: Callable[[], float],
         on_change: Callable[[], None],
+        is_secured: bool = False,
     ) -> None:
-        """Begin with our settings.
+        """Begin with our settings. `is_secured`: the connection has TLS.
 
         `on_change` is called when the connection can open streams, or can do it no more.
         """
@@ -394,6 +395,7 @@ class ClientConnection(Connection[ClientCall]):
             (b"grpc-accept-encoding", b"identity,gzip"),
         )
         self._common: Fields = ()  # of every call
+        self._scheme = b"https" if is_secured else b"http"
         self._blocks: dict[str, bytes] = {}  # the fields of each path, encoded
         self._streams_max = WINDOW_MAX  # of the server
         self._list_bytes_max: int | None = None  # of the server; None: it has not said
@@ -452,7 +454,8 @@ class ClientConnection(Connection[ClientCall]):
         if self._list_bytes_max is None:
             return True
         path = (b":path", call.path.encode("latin-1"))
-        fields = (*_POST_HTTP_FIELDS, path, *self._fields, *self._common)
+        begin = ((b":method", b"POST"), (b":scheme", self._scheme))
+        fields = (*begin, path, *self._fields, *self._common)
         size = sum(len(name) + len(value) + ENTRY_OVERHEAD_BYTES for name, value in fields)
         size += call.metadata_bytes + (TIMEOUT_FIELD_BYTES if call.deadline_s is not None else 0)
         if size <= self._list_bytes_max:
@@ -468,7 +471,11 @@ class ClientConnection(Connection[ClientCall]):
         fields = self.sender.fields
         all_fields = ((b":path", path.encode("latin-1")), *self._fields, *self._common)
         count = len(fields)
-        block = _POST_HTTP + b"".join(fields.repeated(*field) for field in all_fields)
+        block = (
+            _POST
+            + _SCHEMES[self._scheme]
+            + b"".join(fields.repeated(*field) for field in all_fields)
+        )
         if len(fields) == count:
             self._blocks[path] = block
         else:

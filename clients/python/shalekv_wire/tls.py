@@ -15,6 +15,7 @@ import hashlib
 import logging
 import re
 import ssl
+import stat
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -196,6 +197,8 @@ def _read_file(path: str) -> bytes:
     if not path:
         return b""
     try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):
+            raise UnusableFiles(f"{path}: it is no regular file")
         with Path(path).open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
@@ -210,11 +213,11 @@ def _stats(files: TlsFiles) -> tuple[tuple[int, ...], ...] | None:
     found = []
     try:
         for path in files.paths:
-            stat = Path(path).stat()
-            if abs(time.time() - stat.st_mtime) < SETTLING_S:
+            seen = Path(path).stat()
+            if abs(time.time() - seen.st_mtime) < SETTLING_S:
                 return None
             found.append(
-                (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+                (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
             )
     except OSError:
         return None
@@ -272,9 +275,16 @@ def _first_end(files: TlsFiles, contents: Contents) -> _End:
     path, data = files.certificate, contents.certificate
     if not path:
         path, data = files.authority, contents.authority
-    found = [_parsed(path, each) for each in _PEM_BLOCK.findall(data.decode("ascii", "ignore"))]
+    found = [_end_of(path, each) for each in _PEM_BLOCK.findall(data.decode("ascii", "ignore"))]
     never = _End(path, "of the system", datetime.max.replace(tzinfo=UTC))
     return min(found, key=lambda each: each.ends, default=never)
+
+
+def _end_of(path: str, pem: str) -> _End:
+    try:
+        return _parsed(path, pem)
+    except (ValueError, IndexError):  # a form of a time or a name that no authority uses
+        return _End(path, "in another form", datetime.max.replace(tzinfo=UTC))
 
 
 def _parsed(path: str, pem: str) -> _End:

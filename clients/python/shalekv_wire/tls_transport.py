@@ -301,7 +301,7 @@ class TlsTransport(asyncio.Protocol):
         self._failure = TlsFailed(text)
         self._is_done = True
         self._send()
-        if self._is_server and self._early is not None:
+        if self._is_server and self._early is not None and not self._transport.is_closing():
             self._transport.write_eof()
         else:
             self._transport.close()
