@@ -48,6 +48,7 @@ TOKEN, LINE = new_token("alice", now_ms=NOW_MS, lifetime_ms=1_000)
 
 ISSUER, AUDIENCE = "https://issuer.example", "shalekv"
 KEY = Ed25519PrivateKey.generate()
+KEYS = [WebKey("k1", frozenset({"EdDSA"}), KEY.public_key())]
 CLAIMS = {"iss": ISSUER, "aud": [AUDIENCE], "sub": "alice", "exp": 2**31, "groups": ["ops", "x"]}
 WEB_TOKEN = jwt.encode(CLAIMS, KEY, "EdDSA", {"kid": "k1"})
 WEB_KEY = OKPAlgorithm.to_jwk(KEY.public_key(), as_dict=True) | {"kid": "k1"}
@@ -64,8 +65,11 @@ def _resealed(data: bytes) -> bytes:
 
 def _web_token(data: bytes) -> object:
     token = parse_web_token(text_of(data), issuer=ISSUER, audience=AUDIENCE)
-    keys = [WebKey("k1", frozenset({"EdDSA"}), KEY.public_key())]
-    return token.verify(keys, NOW_MS)
+    return token.verify(KEYS, NOW_MS)
+
+
+def _keys(data: bytes) -> object:
+    return [(each.key_id, each.algorithms, each.key) for each in parse_keys(data)]
 
 
 DECODERS = (
@@ -81,7 +85,7 @@ DECODERS = (
     Decoder(
         name="keys of an issuer",
         covers=(parse_keys, parse_document),
-        decode=parse_keys,
+        decode=_keys,
         samples=[json.dumps({"keys": [WEB_KEY, RSA_KEY, CURVE_KEY]}).encode()],
         errors=(ValueError,),
         found=[b"[" * 100_000, b'{"keys": [{"kty": "RSA", "key_ops": 1}]}'],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -125,6 +126,12 @@ async def serving(issuer: TokenIssuer, port: int = 0) -> AsyncIterator[None]:
 async def megabytes(_request: web.Request) -> web.StreamResponse:
     """Answer with far more than keys could be."""
     return web.Response(body=b" " * 4_000_000 + b'{"keys": []}')
+
+
+async def compressed(_request: web.Request) -> web.StreamResponse:
+    """Answer with little that becomes far too much."""
+    body = gzip.compress(b" " * 4_000_000 + b'{"keys": []}')
+    return web.Response(body=body, headers={"Content-Encoding": "gzip"})
 
 
 async def silence(_request: web.Request) -> web.StreamResponse:

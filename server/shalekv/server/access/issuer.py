@@ -131,7 +131,9 @@ class Issuer:
         """Fetch the keys, and again when it is time, until cancelled."""
         timeout, cookies = ClientTimeout(total=REQUEST_S), DummyCookieJar()
         retry_ms = RETRY_MS
-        async with ClientSession(timeout=timeout, cookie_jar=cookies) as session:
+        async with ClientSession(
+            timeout=timeout, cookie_jar=cookies, auto_decompress=False
+        ) as session:
             while True:
                 self._asked.clear()
                 fetched = await self._refresh(session)
@@ -196,8 +198,10 @@ class Issuer:
             check_issuer_url(keys_url)
             reply = await _get(session, keys_url, tls)
             return _Fetched(parse_keys(reply.body), _fresh_s(reply.cache_control))
-        except (OSError, ValueError) as error:  # files, and what is no JSON
-            raise IssuerTrouble(str(error)) from error
+        except OSError as error:
+            raise IssuerTrouble(f"--oidc-ca: {error}") from error
+        except ValueError as error:
+            raise IssuerTrouble(f"its answer cannot be used: {error}") from error
 
 
 class _Reply(NamedTuple):

@@ -153,8 +153,8 @@ def parse_document(data: bytes) -> Document:
     """Return an object of JSON. Raises ValueError."""
     try:
         found = json.loads(data)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
     if not isinstance(found, dict):
         raise ValueError("it is not an object of JSON")  # noqa: TRY004
     return found

@@ -30,6 +30,7 @@ from tests.kit.serving.token_issuer import (
     AUDIENCE,
     PrivateKey,
     TokenIssuer,
+    compressed,
     elsewhere,
     megabytes,
     private_key,
@@ -276,7 +277,12 @@ async def test_few_calls_wait_for_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [(megabytes, "is larger than"), (silence, "not in time"), (elsewhere, "has answered 302")],
+    [
+        (megabytes, "is larger than"),
+        (compressed, "cannot be used: it is not JSON"),
+        (silence, "not in time"),
+        (elsewhere, "has answered 302"),
+    ],
 )
 async def test_bad_answers_leave_the_keys_in_use(answer: Any, said: str, tmp_path: Path) -> None:
     """Keys stay in use while the issuer answers too much, too late, or elsewhere; logged once."""
