@@ -189,7 +189,7 @@ class PeerFailures:
             return
         if self._random.randrange(LUCKY) == 0:
             return
-        left_ms = int(found.refused_until_ms - now_ms) + 1
+        left_ms = math.ceil(found.refused_until_ms - now_ms)
         raise Unauthenticated(
             "credentials that came from this address were not valid, too often: others are looked "
             f"at in {left_ms} ms",
