@@ -293,8 +293,7 @@ class AuditLog:
             f',"duration_ms":{duration_ms:.3f}{tail}'
         )
         is_urgent = isinstance(result, Unauthenticated | PermissionDenied)
-        data = line.replace("\x7f", "\\u007f").encode("ascii")
-        self.file.append(data, is_urgent=is_urgent)
+        self.file.append(line.encode("ascii"), is_urgent=is_urgent)
 
     def _time(self) -> str:
         now_ms = self._clock.wall_ms() or 0

@@ -355,6 +355,18 @@ async def test_a_call_without_a_request_can_be_refused(audit: Audit) -> None:
     )
 
 
+async def test_what_a_quota_refuses_has_a_line_where_the_operation_has(audit: Audit) -> None:
+    """It is no denial: a caller that sends too much does not fill a log of denials."""
+    error = QuotaExceeded("no", retry_after_ms=1, quota="calls_per_s")
+    for level in (AuditLevel.DENIED, AuditLevel.WRITES):
+        for request in (kv.GetRequest(key=b"k"), kv.PutRequest(key=b"k")):
+            audit.log(level).refuse(AnyCall(), request, 0, error)
+        audit.log(level).refuse(AnyCall(), None, None, error)
+    assert [(line["method"], line["reason"]) for line in audit.lines()] == [
+        ("KV.Put", "QUOTA_EXCEEDED")
+    ]
+
+
 async def test_lines_of_a_turn_are_written_together(
     audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,20 +6,21 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.protocol.access import Grant, Policy, Quota
+from shalekv.protocol.access import Grant, Policy, Quota, Role, Verb
 from shalekv.server.access.guard import Guard
 from shalekv.server.access.quotas import IN_FLIGHT_RETRY_MS, OPEN_RETRY_MS, Quotas
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from shalekv_client import Client, QuotaExceeded, RetryPolicy
 from tests.kit.processes.in_process import Served, memory_store
 from tests.kit.processes.in_process import serving as serving_writer
-from tests.kit.serving.guarded import HeldPolicy, KnownTokens
+from tests.kit.serving.guarded import HeldPolicy, KnownTokens, prefix
 from tests.kit.serving.memory_service import MemoryKv
 from tests.kit.serving.rpc import failure, serving_of
 
@@ -29,9 +30,8 @@ KEY = b"key"
 
 def allowing(**quota: int) -> Policy:
     """Everything is allowed to everybody, within a quota."""
-    return Policy(
-        version=1, is_enforced=True, grants=(Grant("anonymous", ("root",), Quota(**quota)),)
-    )
+    grants = (Grant("anonymous", ("root",), Quota(**quota)),)
+    return Policy(version=1, is_enforced=True, grants=grants)
 
 
 def guard_of(policies: HeldPolicy, message_bytes_max: int = MESSAGE_BYTES_MAX) -> Guard:
@@ -159,11 +159,29 @@ async def test_failed_and_refused_calls_hold_nothing() -> None:
             await failure(it.kv.Put(kv_pb2.PutRequest(key=key)))
             call = it.kv.Session(iter([kv_pb2.SessionRequest()]))
             await failure(call)
-        policies.set(Policy(version=1, is_enforced=True))
+        mine = Role("mine", (prefix(b"a/", Verb.READ),))
+        grant = Grant("anonymous", ("mine",), Quota(calls_in_flight=1))
+        policies.set(Policy(is_enforced=True, roles=(mine,), grants=(grant,)))
         for _ in range(3):
-            await failure(it.kv.Get(kv_pb2.GetRequest(key=KEY)))
-        policies.set(allowing(calls_in_flight=1, scans=1, sessions=1))
+            refused = await failure(it.kv.Get(kv_pb2.GetRequest(key=KEY)))
+            assert refused.code is grpc.StatusCode.UNAUTHENTICATED
+        await it.kv.Get(kv_pb2.GetRequest(key=b"a/1"))
+
+
+async def test_results_of_a_session_count_once() -> None:
+    """A result counts when its operation ends, and not again when its message is sent."""
+    policies = HeldPolicy(allowing(bytes_per_s=100_000))
+    async with serving_of(MemoryKv(), guard=guard_of(policies, 100_000)) as it:
+        it.service.values[KEY] = bytes(60_000)
+        call: Any = it.kv.Session()
+        get = kv_pb2.SessionOperation(id=1, get=kv_pb2.GetRequest(key=KEY))
+        await call.write(kv_pb2.SessionRequest(operations=[get]))
+        assert (await call.read()).results[0].get.found
+        await it.kv.Get(kv_pb2.GetRequest(key=b"other"))  # 120,000 would leave a debt
         await it.kv.Get(kv_pb2.GetRequest(key=KEY))
+        refused = await failure(it.kv.Get(kv_pb2.GetRequest(key=KEY)))
+        assert refused.info is not None
+        assert refused.info.metadata["quota"] == "bytes_per_s"
 
 
 async def read_to_end(call: Any) -> None:
@@ -241,18 +259,19 @@ async def test_what_watches_send_counts_and_is_paced() -> None:
     """Events leave a debt for which the next ones wait; a new quota counts for open watches."""
     async with (
         limited(message_bytes_max=400_000) as (served, _, policies),
-        Client(served.listen) as client,
+        Client(served.listen) as other,
+        Client(served.listen, access_token="alice", insecure_token=True) as client,
         client.watch(prefix=b"k") as watch,
     ):
-        await client.put(b"k", b"before the quota")
-        policies.set(allowing(bytes_per_s=2_000_000))
+        hers = Grant("token:alice", (), Quota(bytes_per_s=1_000_000))
+        policies.set(replace(allowing(), grants=(*allowing().grants, hers)))
         began_s = time.monotonic()
         for each in range(10):
-            await client.put(b"k%d" % each, bytes(200_000))
+            await other.put(b"k%d" % each, bytes(200_000))
         seen = 0
         async for event in watch:
             seen += len(getattr(event, "changes", ()))
-            if seen > 10:
+            if seen == 10:
                 break
-    # Requests and events have 4 MB, and a full bucket 2; nothing has to follow the last event.
-    assert time.monotonic() - began_s > 0.9
+    # The events have 2 MB, and a full bucket 1; nothing has to follow the last event.
+    assert time.monotonic() - began_s > 0.7

@@ -17,7 +17,9 @@ from shalekv.server.access.quotas import (
     SWEEP_COUNT_MIN,
     PrincipalUse,
     Quotas,
+    charge,
 )
+from shalekv.v1 import kv_pb2
 
 MESSAGE_BYTES_MAX = 1_000
 LONG_UP_MS = 1e10  # some months after the start of the machine: floats are coarse there
@@ -195,6 +197,37 @@ def test_open_streams_are_limited_each_kind_by_itself(
         use.open(other)
     use.close(kind)
     use.open(kind)
+
+
+def test_a_stream_that_is_refused_has_no_place(
+    time: Time, use_of: Callable[[Quota], PrincipalUse]
+) -> None:
+    """What a rate refuses is not counted as open."""
+    for request in (kv_pb2.ScanRequest(), kv_pb2.SessionRequest(), kv_pb2.WatchCreate()):
+        use = use_of(Quota(calls_per_s=1, scans=1, sessions=1, watches=1))
+        call(use)
+        assert refused(lambda use=use, it=request: charge(use, it, 0))[0] == "calls_per_s"  # type: ignore[misc]
+        time.wait(1_000)
+        held = charge(use, request, 0)
+        assert held is not None
+        held.end(None)
+        time.wait(1_000)
+
+
+def test_what_ends_gives_back_and_counts_its_reply(
+    use_of: Callable[[Quota], PrincipalUse],
+) -> None:
+    """A reply counts as bytes or as a message; without a quota nothing is held."""
+    get, reply = kv_pb2.GetRequest(key=b"k"), kv_pb2.GetReply(value=bytes(1_500))
+    use = use_of(Quota(bytes_per_s=1_000, calls_in_flight=1))
+    for outcome in (reply.SerializeToString(), reply):
+        use.limit(Quota())
+        use.limit(Quota(bytes_per_s=1_000, calls_in_flight=1))
+        held = charge(use, get, 0)
+        assert held is not None
+        held.end(outcome)
+        assert refused(lambda: call(use)) == ("bytes_per_s", reply.ByteSize() - 1_000)
+    assert charge(use_of(Quota()), get, 0) is None
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Quota)])
