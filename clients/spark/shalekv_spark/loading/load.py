@@ -94,7 +94,13 @@ def run_load(df: DataFrame, load_id: str, plan: LoadPlan) -> LoadResult:
         )
         if job.committed_seq is not None:
             return LoadResult(load_id, job.committed_seq, already_applied=True)
-        committer = Committer(loop.store, plan.writer, timeout_s=plan.commit_timeout_s)
+        committer = Committer(
+            loop.store,
+            plan.writer,
+            timeout_s=plan.commit_timeout_s,
+            tls=plan.tls,
+            token_file=plan.token_file,
+        )
         try:
             loop.run(committer.check())
             result = _loaded(df, schema, plan, loop, job, committer)

@@ -40,14 +40,18 @@ from shalekv_client import (
     DeadlinePassed,
     NoWriter,
     Overloaded,
+    PermissionDenied,
     ShaleKVError,
     Stopping,
+    TlsOptions,
+    Unauthenticated,
     WrongDatabase,
 )
 from shalekv_client import InvalidRequest as Refused
 from shalekv_client import LeaseLost as LeaseIsLost
 from shalekv_client import LoadUnknown as LoadIsUnknown
 from shalekv_client import OutcomeUnknown as Unanswered
+from shalekv_client.client import TIMEOUT_MS
 from shalekv_client.routing.servers import checked_addresses
 from shalekv_spark.arguments import settings_of
 from shalekv_spark.loading.rows import DuplicateRule, LoadSchema
@@ -135,17 +139,26 @@ class Committer:
     """Commits one load of one database."""
 
     def __init__(
-        self, store: CasStore, writer: str | Sequence[str] | None, *, timeout_s: float
+        self,
+        store: CasStore,
+        writer: str | Sequence[str] | None,
+        *,
+        timeout_s: float,
+        tls: TlsOptions | None = None,
+        token_file: str | None = None,
     ) -> None:
         """Create a committer. `writer`: one address or several, `OPEN`, or None: see the manifest.
 
-        A commit is repeated for `timeout_s` when it is not answered, when the writer is overloaded,
+        The writer is called with `tls`, if that is given, and with the access token in the file. A
+        commit is repeated for `timeout_s` when it is not answered, when the writer is overloaded,
         and, unless `writer` is `OPEN`, when two processes that open the database have fenced each
         other.
         """
         self._store = store
         self._writer = writer
         self._timeout_s = timeout_s
+        self._tls = tls or False
+        self._token_file = token_file
         self._fenced = 0  # attempts in a row that another writer has fenced
         self.has_begun = False  # once it is True, the load may be committed
 
@@ -160,8 +173,10 @@ class Committer:
         if addresses is None:
             return
         try:
-            async with Client(addresses, timeout_ms=_PROBE_MS) as client:
+            async with self._client(addresses, timeout_ms=_PROBE_MS) as client:
                 found = (await client.status()).view.database_id
+        except (Unauthenticated, PermissionDenied) as error:
+            raise InvalidSetting(f"writer: {error}") from error
         except (ShaleKVError, ValueError) as error:
             raise _unreachable(addresses, error) from error
         if found != manifest.database_id:
@@ -204,7 +219,7 @@ class Committer:
         attempt_ms = _ATTEMPT_MS + _PER_FILE_MS * len(infos)
         timeout_ms = max(int(min(left_s * 1_000, attempt_ms)), 1)
         try:
-            async with Client(addresses) as client:
+            async with self._client(addresses) as client:
                 messages = map(info_message, infos)
                 loaded = await client.ingest(load_id, messages, timeout_ms=timeout_ms)
         except LeaseIsLost as error:
@@ -213,9 +228,17 @@ class Committer:
             raise LoadUnknown(str(error)) from error
         except Refused as error:
             raise InvalidRequest(error.field, str(error)) from error
-        except WrongDatabase as error:
+        except (WrongDatabase, Unauthenticated, PermissionDenied) as error:
             raise InvalidSetting(f"writer: {error}") from error
         return Committed(loaded.seq, loaded.already_applied)
+
+    def _client(self, addresses: Sequence[str], timeout_ms: int = TIMEOUT_MS) -> Client:
+        return Client(
+            addresses,
+            timeout_ms=timeout_ms,
+            tls=self._tls,
+            access_token_file=self._token_file,
+        )
 
     async def _pause(self, *, is_fenced: bool) -> None:
         """Wait a little. After being fenced, wait for a random time, longer with each time."""
@@ -256,6 +279,8 @@ class LoadOptions(TypedDict, total=False):
     - `writer`: HOST:PORT of the writer, or several; ``open``: open the database as its writer for
       the commit, which ends another writer; None: ask the writer that the manifest names, and open
       the database if it names none.
+    - `tls`: how the writer is called with TLS (`shalekv_client.TlsOptions`); None: without.
+    - `token_file`: the file with the access token that the writer is shown; None: none is.
     - `presorted`: every partition is sorted by key already, and no two overlap.
     - `partitions`: the number of partitions after sorting; None: Spark decides.
     - `key`, `value`, `op`, `expire_at`: names of columns. The latter two may be missing; the empty
@@ -269,6 +294,8 @@ class LoadOptions(TypedDict, total=False):
 
     on_duplicate: str
     writer: str | Sequence[str] | None
+    tls: TlsOptions | None
+    token_file: str | None
     presorted: bool
     partitions: int | None
     key: str
@@ -291,6 +318,8 @@ class LoadPlan:
     limits: LimitSettings
     on_duplicate: str = "error"
     writer: str | Sequence[str] | None = None
+    tls: TlsOptions | None = None
+    token_file: str | None = None
     presorted: bool = False
     partitions: int | None = None
     key: str = "key"
