@@ -81,6 +81,25 @@ async def test_bucket_works_as_it_is_written(processes: Processes, checkout: Pat
         assert await server.stop() == 0, server.report()
 
 
+async def test_security_works_as_it_is_written(processes: Processes, checkout: Path) -> None:
+    """Certificates, tokens, a role and a grant, and what clients are allowed by them."""
+    before, served = terminals("Security in five minutes", lambda body: body.startswith(SERVE))
+    await type_in(processes, checkout, with_shalekv(before), env={})
+    _, *flags = served.server.replace("\\\n", "").split()
+    flags = [part for part in flags if part not in ("--url", '"file://$PWD/safe"')]
+    listen = flags[flags.index("--listen") + 1]
+    flags[flags.index("--listen") + 1] = "127.0.0.1:0"
+    files = ("tls/server.crt", "tls/server.key", "tokens")
+    flags = [f"{checkout}/{part}" if part in files else part for part in flags]
+    url = f"file://{checkout}/safe"
+    server = processes.start(*flags, "--url", url, "--log-format", "json")
+    await server.ready()
+    typed = with_shalekv(served)
+    here = Terminal(typed.server, typed.commands.replace(listen, server.listen), typed.shown)
+    await type_in(processes, checkout, here, env={})
+    assert await server.stop() == 0, server.report()
+
+
 async def test_readers_work_as_it_is_written(processes: Processes, checkout: Path) -> None:
     """A reader beside the server of the quick start, and copies of its database."""
     before, beside = terminals("Read from more places", lambda body: body.startswith(READER))
