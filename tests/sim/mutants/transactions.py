@@ -89,10 +89,15 @@ def _begin_unseen(self: Idempotency, keyed: KeyedRequest, settle: OnSettled) -> 
 
 
 def _new_when_expired(
-    self: Idempotency, key: bytes, request_hash: bytes
+    self: Idempotency,
+    key: bytes,
+    request_hash: bytes,
+    record: Entry | None = None,
+    *,
+    chosen: bytes | None = None,
 ) -> RequestInFlight | AppliedRequest | None:
     try:
-        return _real_find(self, key, request_hash)
+        return _real_find(self, key, request_hash, record, chosen=chosen)
     except KeyExpired:
         return None
 
