@@ -42,6 +42,15 @@ class Peer:
         assert isinstance(reply, admin_pb2.StatusReply)
         return reply
 
+    @asynccontextmanager
+    async def watch(self, name: str) -> AsyncIterator[str]:
+        """Watch for a consumer; yields the kind of the first event."""
+        create = kv_pb2.WatchCreate(watch_id=1, consumer="c")
+        call: Any = self._kv.Watch(metadata=self._tokens.shown(name))
+        await call.write(kv_pb2.WatchRequest(create=create))
+        yield (await call.read()).WhichOneof("event")
+        call.cancel()
+
     async def snapshot(self, name: str) -> bytes:
         request = admin_pb2.CreateSnapshotRequest(ttl_s=60)
         reply = await self._admin.CreateSnapshot(request, metadata=self._tokens.shown(name))
@@ -120,6 +129,19 @@ async def test_page_tokens_are_of_their_principals(tmp_path: Path) -> None:
             assert (await each.page("alice", token, snapshot_id))[0] == b"b"
             assert await each.refusal("bob", token, snapshot_id) == INVALID
             assert await each.refusal("alice", token) == INVALID
+
+
+async def test_consumers_are_of_their_principals(tmp_path: Path) -> None:
+    """Two principals watch with one name of a consumer at a time; one does so only once."""
+    store, tokens = memory_store(), TokenBook(tmp_path, "alice", "bob")
+    async with peer(guarded_writer(store, tokens), tokens) as (writer, served):
+        await served.set_policy(POLICY)
+        async with AsyncExitStack() as stack:
+            events = [
+                await stack.enter_async_context(writer.watch(name))
+                for name in ("alice", "bob", "alice")
+            ]
+        assert events == ["opened_at_seq", "opened_at_seq", "closed"]
 
 
 async def test_status_tells_others_nothing_but_how_the_server_is(tmp_path: Path) -> None:
