@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -102,6 +103,26 @@ async def get(server: Child, trial: Trial, key: bytes) -> bytes:
     return kv_pb2.GetReply.FromString(answer).value
 
 
+@asynccontextmanager
+async def links(files: TlsFiles | None) -> AsyncIterator[GrpcLinks]:
+    tls = None if files is None else contexts(files)
+    made = GrpcLinks(partial(native_channel, tls=tls))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def is_let_in(cluster: Cluster, files: TlsFiles | None) -> bool:
+    """Return whether the first safekeeper answers on a new connection with these files."""
+    async with links(files) as way:
+        try:
+            await way.status(cluster.addresses[0])
+        except LinkBroken:
+            return False
+    return True
+
+
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_quorum_works_over_tls(
     processes: Processes, tmp_path: Path, trial: Trial, wire: str
@@ -151,22 +172,35 @@ async def test_others_are_refused(
         (other.files("server"), False),  # which does not know the server, either
         (None, False),
     ):
-        tls = None if files is None else contexts(files)
-        links = GrpcLinks(partial(native_channel, tls=tls))
-        try:
-            if is_known:
-                await links.status(cluster.addresses[0])
-            else:
-                with pytest.raises(LinkBroken):
-                    await links.status(cluster.addresses[0])
-        finally:
-            await links.close()
+        assert await is_let_in(cluster, files) is is_known
     foreign = cluster.start_serve(*ALONE, *IMPATIENT, env=other.of_servers)
     assert await foreign.exited() != ExitCode.OK
     own = await cluster.serve(*ALONE, env=trial.of_servers)
     foreign = cluster.start_serve(*ALONE, *IMPATIENT, create=False, env=other.of_servers)
     assert await foreign.exited() == ExitCode.NO_QUORUM, foreign.report()
     await put(own, trial, b"key", b"value")
+
+
+async def test_a_removed_authority_opens_nothing(
+    processes: Processes, tmp_path: Path, trial: Trial
+) -> None:
+    """The authority is replaced under a running safekeeper: that counts for new connections."""
+    other = Trial(tmp_path / "other")
+    stranger = TlsFiles(other.path("server.crt"), other.path("server.key"), trial.path("ca.crt"))
+    authority = tmp_path / "authority.crt"
+    shutil.copyfile(trial.path("ca.crt"), authority)
+    env = {**trial.of_safekeepers, "SHALEKV_TLS__TLS_CLIENT_CA": str(authority)}
+    cluster = Cluster(processes, tmp_path, count=1, env=env)
+    await cluster.start()
+    assert not await is_let_in(cluster, stranger)
+    async with links(trial.files("server")) as old:
+        await old.status(cluster.addresses[0])
+        shutil.copyfile(other.path("ca.crt"), authority)
+        async with asyncio.timeout(WITHIN_S):
+            while not await is_let_in(cluster, stranger):
+                await LoopClock().sleep_ms(POLL_MS)
+        assert not await is_let_in(cluster, trial.files("server"))
+        await old.status(cluster.addresses[0])
 
 
 def test_a_safekeeper_on_a_network_knows_its_clients(tmp_path: Path, trial: Trial) -> None:
