@@ -24,6 +24,7 @@ FAULT = "the server or its store is at fault"
 OPERATOR = "told to who starts a server, or edits a manifest"
 OF_QUORUMS = "takes safekeepers: tests/e2e/quorum"
 OF_WATCHES = "tests/unit/roles/watching: cases have no watches"
+GUARDED = "takes a server that enforces an access policy: tests/unit/server/access"
 REASONS_WITHOUT_CASE: Mapping[str, str] = {
     "DEADLINE_PASSED": "a client of gRPC sends no call whose deadline has passed",
     "FENCED": "takes a second writer: tests/e2e/test_writers.py",
@@ -39,6 +40,11 @@ REASONS_WITHOUT_CASE: Mapping[str, str] = {
     "BACKUP_NOT_FOUND": OPERATOR,
     "BACKUP_BUSY": OPERATOR,
     "ORIGIN_LOST": FAULT,
+    "UNAUTHENTICATED": GUARDED,
+    "PERMISSION_DENIED": GUARDED,
+    "QUOTA_EXCEEDED": GUARDED,
+    "POLICY_UNKNOWN": GUARDED,
+    "ISSUER_UNAVAILABLE": GUARDED,
     "INVALID_SETTING": OPERATOR,
     "INVALID_URL": OPERATOR,
     "DATABASE_NOT_FOUND": OPERATOR,

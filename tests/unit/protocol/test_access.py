@@ -150,6 +150,15 @@ def test_adjacent_and_nested_ranges_join() -> None:
     assert [rule.keys for rule in permissions.rules()] == [KeyRange(b"a", b"p"), (b"x", b"")]
 
 
+def test_a_rule_without_keys_takes_none_away() -> None:
+    """Its bounds, of which the end comes first, are not among those that are searched."""
+    read = frozenset({Verb.READ})
+    bounds = (KeyRange(b"a", b"e"), KeyRange(b"f", b"b"), KeyRange(b"x", b"y"))
+    permissions = allowed_to_ann(*(Rule(read, keys) for keys in bounds))
+    assert permissions.allow_key(Verb.READ, b"c")
+    assert not permissions.allow_key(Verb.READ, b"f")
+
+
 def test_rules_join_the_verbs_of_a_range() -> None:
     """What a caller is told has one rule for each range."""
     assert allowed_to_ann(

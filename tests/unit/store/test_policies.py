@@ -28,7 +28,7 @@ from shalekv.store.memory import MemoryStore
 from shalekv.store.policies import StoredPolicy
 from tests.kit.inline_runtime import inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore
-from tests.kit.store import FaultyStore
+from tests.kit.store import FaultyStore, Request, nothing
 from tests.kit.virtual_time import with_simulation
 from tests.sim.faults import Faults, Span
 from tests.sim.simulation import Simulation
@@ -101,6 +101,41 @@ async def test_one_of_two_changes_is_refused() -> None:
     assert [winner.version for winner in winners] == [1]
     assert [type(outcome) for outcome in outcomes if outcome not in winners] == [PolicyChanged]
     assert one.current == other.current == winners[0]
+
+
+async def test_a_change_that_comes_between_is_found_by_the_create() -> None:
+    """Another process stores its change after the first one has looked: the first is refused."""
+    store = an_empty_store()
+    one, other = policy_in(store), policy_in(store, seed=1)
+
+    async def overtake(request: Request) -> None:
+        if request.operation == "create":
+            store.before = nothing
+            await other.replace(OPEN)
+
+    store.before = overtake
+    with pytest.raises(PolicyChanged, match="has version 1 by now, not 0"):
+        await one.replace(Policy())
+    assert one.current == other.current
+    assert await policy_in(store, seed=2).refresh() == other.current
+
+
+async def test_a_slow_read_does_not_bring_an_older_version_back() -> None:
+    """Of two looks at once, the one that began earlier ends later."""
+    store = an_empty_store()
+    writing, reading = policy_in(store), policy_in(store, seed=1)
+    await reading.refresh()
+    for version in range(2):
+        await writing.replace(replace(OPEN, version=version))
+
+    async def overtaken(request: Request) -> None:
+        if request.name == policy_name(1):
+            store.after = nothing
+            await reading.refresh()
+
+    store.after = overtaken
+    await reading.read_next()
+    assert reading.current == writing.current
 
 
 @pytest.mark.parametrize("version", [0, 2, 7])
