@@ -29,7 +29,7 @@ class _AccessVerbEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AccessVerb
     ACCESS_VERB_UNSPECIFIED: _AccessVerb.ValueType  # 0
     """Never sent."""
     ACCESS_VERB_READ: _AccessVerb.ValueType  # 1
-    """Read values, also in comparisons and as previous values of a watch."""
+    """Read values, also in comparisons, as previous values of a watch, and as the sum of an add."""
     ACCESS_VERB_WRITE: _AccessVerb.ValueType  # 2
     """Put, delete and add to single keys."""
     ACCESS_VERB_DELETE_RANGE: _AccessVerb.ValueType  # 3
@@ -47,7 +47,7 @@ class AccessVerb(_AccessVerb, metaclass=_AccessVerbEnumTypeWrapper):
 ACCESS_VERB_UNSPECIFIED: AccessVerb.ValueType  # 0
 """Never sent."""
 ACCESS_VERB_READ: AccessVerb.ValueType  # 1
-"""Read values, also in comparisons and as previous values of a watch."""
+"""Read values, also in comparisons, as previous values of a watch, and as the sum of an add."""
 ACCESS_VERB_WRITE: AccessVerb.ValueType  # 2
 """Put, delete and add to single keys."""
 ACCESS_VERB_DELETE_RANGE: AccessVerb.ValueType  # 3

@@ -235,13 +235,13 @@ class Guard:
 
     def _refusal(self, caller: Caller, verb: Verb | None) -> ShaleError:
         name = caller.identity.principal.name
-        what = f"the verb {verb.value} on these keys" if verb is not None else "anything"
-        if verb is Verb.ADMIN:
-            what = "the verb admin"
+        what = "anything" if verb is None else f"the verb {verb.value}"
+        if verb not in (None, Verb.ADMIN):
+            what += " on these keys"
         if not name:
-            message = f"the call has no credentials, and needs some: nobody has {what} without"
-            return Unauthenticated(message)
-        message = f"{name} has no role with {what}: an administrator may grant one"
+            message = f"the call has no credentials, and without any it is not allowed {what}"
+            return Unauthenticated(f"{message}: send a token, or connect with a certificate")
+        message = f"no role of {name} allows {what}: ask an administrator for one that does"
         return PermissionDenied(message, verb=verb.value if verb is not None else "")
 
     def _note_refusal(
