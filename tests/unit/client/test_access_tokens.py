@@ -208,6 +208,23 @@ async def test_a_token_that_stays_refused_is_an_error(coalesce: bool) -> None:  
         assert server.refused <= 20
 
 
+async def test_the_search_for_the_writer_shows_the_token() -> None:
+    """With several addresses, servers are asked for their roles; a refusal ends the search."""
+    async with guarded() as server:
+        addresses = [server.address, server.address.replace("127.0.0.1", "localhost")]
+        ask = Asked(WRONG, NEW)
+        async with Client(addresses, access_token=ask) as client:
+            assert await client.add(b"count") == 1
+            assert ask.count == 2
+        before, ask = server.refused, Asked(WRONG)
+        async with Client(addresses, access_token=ask) as client:
+            for call in (client.add(b"count"), client.get(b"count")):
+                with pytest.raises(Unauthenticated):
+                    await call
+            assert ask.count <= 3
+            assert server.refused - before <= 12
+
+
 async def test_functions_may_be_asynchronous_and_slow() -> None:
     """Calls wait for the first token within their timeout; the error does not repeat its words."""
 

@@ -25,14 +25,16 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import CollectorSettings, LimitSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
-from shalekv_client import Client, ErrorDetails, Overloaded
+from shalekv_client import Client, ErrorDetails, Overloaded, TlsOptions
 from shalekv_client.ingest import Ingested
 from shalekv_spark.bridge import StoreLoop
 from shalekv_spark.loading.load import renewed
 from shalekv_spark.loading.options import OPEN, Committed, Committer, collect_reports
 from shalekv_spark.place import Place
+from tests.kit.certificates import LOCAL, Authority
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import ALONE
+from tests.kit.processes.guarded import TokenBook
 from tests.kit.processes.processes import Processes
 from tests.unit.spark_load.loads import LEVELS, LOAD_ID, Row, begun, current, database, files, write
 
@@ -233,9 +235,9 @@ class Ready:
 
 
 @asynccontextmanager
-async def ready(folder: Path, processes: Processes) -> AsyncIterator[Ready]:
+async def ready(folder: Path, processes: Processes, *flags: str) -> AsyncIterator[Ready]:
     place = Place(f"file://{folder}/database")
-    server = await processes.serve(place.url, *ALONE)
+    server = await processes.serve(place.url, *ALONE, *flags)
     async with place.open() as store:
         job = await begun(store)
         report = await asyncio.to_thread(write, place, job.ticket, FEW)
@@ -269,6 +271,26 @@ async def test_the_writer_of_another_database_is_refused(
     async with ready(tmp_path, processes) as load:
         with pytest.raises(InvalidSetting, match="serves database"):
             await load.committer(other.listen).check()
+
+
+async def test_a_writer_that_asks_who_calls_is_shown_the_token(
+    tmp_path: Path, processes: Processes
+) -> None:
+    """By TLS; without the token, the load is refused before anything is written."""
+    authority, tokens = Authority(), TokenBook(tmp_path, "root")
+    files = authority.issue(*LOCAL).write(tmp_path, "server")
+    ((_, shown),) = tokens.shown("root")
+    (tmp_path / "token").write_text(shown.removeprefix("Bearer "))
+    tls = TlsOptions(ca=authority.write(tmp_path))
+    listening = ("--tls-cert", files.certificate, "--tls-key", files.key)
+    asking = ("--tokens-file", str(tokens.path), "--admins", "token:root")
+    async with ready(tmp_path, processes, *listening, *asking) as load:
+        with pytest.raises(InvalidSetting, match="writer: "):
+            await Committer(load.store, None, timeout_s=TIMEOUT_S, tls=tls).check()
+        file = f"{tmp_path}/token"
+        committer = Committer(load.store, None, timeout_s=TIMEOUT_S, tls=tls, token_file=file)
+        await committer.check()
+        assert not (await committer.commit(LOAD_ID, load.infos)).already_applied
 
 
 async def test_a_database_that_was_never_served_is_opened(tmp_path: Path) -> None:
