@@ -234,9 +234,11 @@ class Server:
         if self._is_started:
             return
         self._is_started = True
-        adapter = self._new_standard()  # whose calls are neither counted nor refused
+        # Calls of their adapters are neither counted nor refused.
+        adapter, streams = self._new_standard(), self._new_standard()
         reflection = ReflectionService([*services, HEALTH_SERVICE, *self._transport.services])
-        self._standard = {**self._health.methods(adapter), **reflection.methods(adapter)}
+        own, described = self._health.methods(adapter, streams), reflection.methods(streams)
+        self._standard = {**own, **described}
         await self._transport.start()
 
     def _find(self, path: str) -> Method | None:

@@ -53,12 +53,15 @@ class HealthService:
         self._serves: dict[str, bool | None] = {WHOLE_SERVER: None}  # None: not yet
         self._changed = asyncio.Event()  # replaced at each change
 
-    def methods(self, adapter: Adapter) -> Mapping[str, Method]:
-        """Return the methods of the health service by path."""
+    def methods(self, adapter: Adapter, streams: Adapter) -> Mapping[str, Method]:
+        """Return the methods of the health service by path.
+
+        Those that stay open are of `streams`, so that no number of them keeps others from asking.
+        """
         methods: dict[str, Method] = {
             "Check": adapter.unary(self._check, _Check),
             "List": adapter.unary(self._list, _ListRequest),
-            "Watch": adapter.unary_stream(self._watch, _Check),
+            "Watch": streams.unary_stream(self._watch, _Check),
         }
         return with_paths(HEALTH_SERVICE, methods)
 

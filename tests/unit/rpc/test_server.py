@@ -9,11 +9,13 @@ import socket
 import struct
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_channelz.v1 import channelz_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
@@ -276,3 +278,17 @@ async def test_debug_services_need_grpcio() -> None:
     """A server of our own wire refuses the setting, instead of leaving the services out."""
     with pytest.raises(InvalidSetting, match="--wire grpcio"):
         Server(server_settings(debug_services=True, wire="native"), runtime())
+
+
+async def test_strangers_who_watch_the_health_keep_nobody_from_asking() -> None:
+    """As many streams of the open services as there may be calls leave health checks answered."""
+    request = health_pb2.HealthCheckRequest()
+    async with serving(concurrent_calls_max=2) as it:
+        health: Any = health_pb2_grpc.HealthStub(it.channel)
+        watches = [health.Watch(request) for _ in range(2)]
+        for watch in watches:
+            assert await watch.read() != grpc.aio.EOF
+        assert (await failure(health.Watch(request))).code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+        for watch in watches:
+            watch.cancel()
