@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -49,28 +49,30 @@ class Identifies(Protocol):
         ...
 
 
-class Permit:
-    """An operation that was allowed, until it ends."""
+class NotedPermit:
+    """An operation that was allowed, and has a line in the audit log."""
 
     __slots__ = ("_charge", "_entry")
 
-    def __init__(self, charge: Charge | None, entry: AuditEntry | None) -> None:
-        """Hold `charge`, and write the line of `entry`, if any."""
+    def __init__(self, charge: Charge | None, entry: AuditEntry) -> None:
+        """Hold `charge`, if any, and write the line of `entry` at its end."""
         self._charge = charge
         self._entry = entry
 
     def reply(self, size_bytes: int) -> float:
         """Count a message of a stream of replies; returns the pause that must follow, in ms."""
-        if self._entry is not None:
-            self._entry.sent_bytes += size_bytes
+        self._entry.sent_bytes += size_bytes
         return self._charge.reply(size_bytes) if self._charge is not None else 0.0
 
     def end(self, outcome: Outcome) -> None:
         """Note the end: gives back what it held of a quota, and writes its audit line."""
         if self._charge is not None:
             self._charge.end(outcome)
-        if self._entry is not None:
-            self._entry.end(outcome)
+        self._entry.end(outcome)
+
+
+# An operation that was allowed, until it ends.
+Permit: TypeAlias = NotedPermit | Charge
 
 
 class OpenStream:
@@ -146,7 +148,7 @@ class Guard:
         """
         if self.is_open:
             return None
-        caller, charge, entry = call.caller or self._anonymous, None, None
+        caller, charge = call.caller or self._anonymous, None
         try:
             if self._quotas is not None and self.policies.policy.is_enforced:
                 use = caller.use_in(self._quotas)
@@ -159,11 +161,9 @@ class Guard:
             self._note_refusal(call, request, size_bytes, refusal)
             raise
         audit = self._audit
-        if audit is not None and audit.notes(type(request)):
-            entry = audit.begin(call, request, size_bytes)
-        elif charge is None:
-            return None
-        return Permit(charge, entry)
+        if audit is None or not audit.notes(type(request)):
+            return charge
+        return NotedPermit(charge, audit.begin(call, request, size_bytes))
 
     def check(self, call: Call, kind: Message) -> None:
         """Raise as `begin` if the caller may send no request of this kind, whatever is in it."""

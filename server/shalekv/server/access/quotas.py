@@ -84,9 +84,9 @@ class QuotaBucket:
 
     def take(self, tokens: int, now_ms: float) -> float:
         """Take tokens, even more than there are; return the time until none is owed."""
-        missing_ms = self.missing_ms(now_ms) + tokens * self._token_ms
-        self._full_ms = now_ms + missing_ms
-        return missing_ms - self._burst_ms if missing_ms > self._burst_ms else 0.0
+        full_ms = self._full_ms
+        self._full_ms = max(full_ms, now_ms) + tokens * self._token_ms
+        return max(self._full_ms - now_ms - self._burst_ms, 0.0)
 
     def give_back(self, tokens: int) -> None:
         """Give back tokens that were taken just now."""
