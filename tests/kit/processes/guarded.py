@@ -52,6 +52,10 @@ class TokenBook:
         self._texts[name], self._tokens[name] = text, token
         self._write()
 
+    def give(self, name: str, text: str) -> None:
+        """Show this text, which is not in the file, under a name."""
+        self._texts[name] = text
+
     def remove(self, name: str) -> None:
         """Remove a token from the file; it can still be shown."""
         del self._tokens[name]

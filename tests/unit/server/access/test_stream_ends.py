@@ -6,6 +6,7 @@ A policy that the writer stores reaches the reader through the object store alon
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.kit.processes.guarded import (
 )
 from tests.kit.processes.in_process import memory_store
 from tests.kit.serving.guarded import prefix
+from tests.kit.serving.token_issuer import AUDIENCE, token_issuer
 
 PERMISSION_DENIED, UNAUTHENTICATED = "PERMISSION_DENIED", "UNAUTHENTICATED"
 VALUE_BYTES, VALUE_COUNT = 512 << 10, 24  # more than a client is sent that reads nothing
@@ -38,8 +40,9 @@ ROLES = (
 
 def granted(*roles: str) -> Policy:
     """Alice has these roles, and `root` every verb."""
-    grants = (Grant("token:root", ("root",)), Grant("token:alice", roles))
-    return Policy(is_enforced=True, roles=ROLES, grants=grants)
+    grants = [Grant("token:root", ("root",))]
+    grants += [Grant(f"{kind}:alice", roles) for kind in ("token", "oidc")]
+    return Policy(is_enforced=True, roles=ROLES, grants=tuple(grants))
 
 
 class OpenStreams:
@@ -95,15 +98,15 @@ async def ended(call: Any) -> str:
 
 @asynccontextmanager
 async def two_servers(
-    tokens: TokenBook,
+    tokens: TokenBook, **access: str
 ) -> AsyncIterator[tuple[GuardedServer, list[OpenStreams]]]:
     """A writer and a reader, and the streams of alice at both."""
     objects = MemoryObjects()
     tokens.add("root")
     async with (
         asyncio.timeout(END_S),
-        guarded_writer(memory_store(objects), tokens) as writer,
-        guarded_reader(memory_store(objects), tokens) as reader,
+        guarded_writer(memory_store(objects), tokens, access=access) as writer,
+        guarded_reader(memory_store(objects), tokens, access=access) as reader,
         grpc.aio.insecure_channel(writer.listen) as to_writer,
         grpc.aio.insecure_channel(reader.listen) as to_reader,
     ):
@@ -164,7 +167,18 @@ async def test_streams_end_with_their_token(tmp_path: Path) -> None:
 async def test_streams_end_when_their_token_expires(tmp_path: Path) -> None:
     """Nobody has to do anything for it."""
     tokens = TokenBook(tmp_path)
-    tokens.add("alice", lifetime_ms=3_000)
+    tokens.add("alice", lifetime_ms=4_000)
     async with two_servers(tokens) as (_, streams):
         for each in streams:
             await each.ends(reason=UNAUTHENTICATED)
+
+
+async def test_streams_end_when_their_web_token_expires(tmp_path: Path) -> None:
+    """The issuer has said when; the first call waits for its keys."""
+    tokens = TokenBook(tmp_path)
+    async with token_issuer(tmp_path) as issuer:
+        tokens.give("alice", issuer.token(exp=int(time.time()) + 4))
+        settings = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE, "oidc_ca": issuer.ca}
+        async with two_servers(tokens, **settings) as (_, streams):
+            for each in streams:
+                await each.ends(reason=UNAUTHENTICATED)
