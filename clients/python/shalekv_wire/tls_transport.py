@@ -27,8 +27,11 @@ from shalekv_wire.tls import ALPN
 
 READ_BYTES = 16 * 1024  # at most in a record of TLS
 FIRST_BYTES = frozenset((0x15, 0x16))  # of a connection: an alert, or the handshake
-# Read, and dropped, of a client whose handshake has failed; then it is disconnected.
-DROPPED_BYTES_MAX = 64 * 1024
+# Received without being of use; then the other side is disconnected. What a client sends whose
+# handshake has failed is of none; later, what is more than so many times the bytes that it brings:
+# a record of the smallest frame has three times its size, and new keys bring nothing.
+USELESS_BYTES_MAX = 64 * 1024
+RECORD_FACTOR = 4
 # Handshakes of clients in progress, of all servers of a process: each takes 50 KiB. The oldest is
 # ended for another one, so strangers that go no further keep nobody out.
 HANDSHAKES_MAX = 1_000
@@ -97,7 +100,6 @@ class TlsTransport(asyncio.Protocol):
     """One connection: a protocol to the loop, and a transport to the protocol of HTTP/2."""
 
     __slots__ = (
-        "_dropped_bytes",
         "_early",
         "_failure",
         "_has_heard",
@@ -108,6 +110,7 @@ class TlsTransport(asyncio.Protocol):
         "_outgoing",
         "_tls",
         "_transport",
+        "_useless_bytes",
         "_wrap",
     )
 
@@ -131,7 +134,7 @@ class TlsTransport(asyncio.Protocol):
         self._has_heard = False  # something of the other side
         self._is_done = False  # nothing is read or written any more
         self._failure: TlsFailed | None = None
-        self._dropped_bytes = 0
+        self._useless_bytes = 0
 
     # --- asyncio.Protocol
 
@@ -149,7 +152,7 @@ class TlsTransport(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_done:
-            self._drop(len(data))
+            self._count(len(data), 0)
             return
         if not self._has_heard:
             self._has_heard = True
@@ -161,7 +164,7 @@ class TlsTransport(asyncio.Protocol):
         self._incoming.write(data)
         if self._early is not None and not self._shake():
             return
-        self._read()
+        self._read(len(data))
 
     def pause_writing(self) -> None:
         self._inner.pause_writing()
@@ -267,7 +270,7 @@ class TlsTransport(asyncio.Protocol):
             self.write(b"".join(early))
         return True
 
-    def _read(self) -> None:
+    def _read(self, received_bytes: int) -> None:
         tls, incoming, pieces, is_end = self._tls, self._incoming, [], False
         try:
             while incoming.pending or tls.pending():
@@ -285,8 +288,10 @@ class TlsTransport(asyncio.Protocol):
             return
         if self._outgoing.pending:  # new keys
             self._send()
-        if pieces:
-            self._inner.data_received(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._count(received_bytes, len(data))
+        if data and not self._is_done:
+            self._inner.data_received(data)
         if is_end:
             self.close()
 
@@ -317,10 +322,12 @@ class TlsTransport(asyncio.Protocol):
             self._transport.write(_REFUSED_HTTP)
         self._fail(text)
 
-    def _drop(self, size: int) -> None:
-        self._dropped_bytes += size
-        if self._dropped_bytes > DROPPED_BYTES_MAX:
-            self._transport.abort()
+    def _count(self, received_bytes: int, useful_bytes: int) -> None:
+        """Disconnect the other side if it sends too much that is of no use."""
+        useless = self._useless_bytes + received_bytes - RECORD_FACTOR * useful_bytes
+        self._useless_bytes = max(useless, 0)
+        if useless > USELESS_BYTES_MAX:
+            self.abort()
 
     def _reason(self, error: ssl.SSLError) -> str:
         if isinstance(error, ssl.SSLCertVerificationError):

@@ -122,15 +122,24 @@ def _credentials(tls: TlsContexts) -> grpc.ServerCredentials:
 
     It does so in threads of its own, with the interpreter locked.
     """
+    used = tls.contents
 
     def configuration() -> grpc.ServerCertificateConfiguration:
+        pair = (used.key, used.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], used.authority or None)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
         tls.current()
-        files = tls.contents
-        pair = (files.key, files.certificate)
-        return grpc.ssl_server_certificate_configuration([pair], files.authority or None)
+        if tls.contents is used:
+            return None
+        used = tls.contents
+        return configuration()
 
     return grpc.dynamic_ssl_server_credentials(
-        configuration(), configuration, require_client_authentication=bool(tls.files.authority)
+        configuration(),
+        cast("Any", changed),  # the stubs leave out that there may be no change
+        require_client_authentication=bool(tls.files.authority),
     )
 
 
