@@ -8,12 +8,14 @@ from collections import Counter
 from functools import partial
 
 from shalekv.jobs.collect import CollectJob
+from shalekv.server.access.policies import AccessPolicies
 from shalekv.server.collector import Collector
 from shalekv.server.compactor import Compactor
 from shalekv.server.database import create_database
 from shalekv.server.reader import Reader
 from shalekv.server.writer import Writer
 from shalekv.settings import (
+    AccessSettings,
     CollectorSettings,
     CompactorConfig,
     DatabaseSettings,
@@ -52,6 +54,12 @@ class Roles:
         tasks.create_task(writer.run())
         return writer
 
+    async def _follow_policy(self, role: str, tasks: asyncio.TaskGroup) -> None:
+        cas = CasStore(self.stores[role], self._runtimes[role], StoreSettings())
+        policies = AccessPolicies(cas, AccessSettings(), knows_callers=False)
+        await policies.refresh()
+        tasks.create_task(policies.run())
+
     async def start_others(self, tasks: asyncio.TaskGroup) -> None:
         url, (compactor, collector, reader) = UrlSettings(url=URL), ROLES[1:]
         compacting = await Compactor.open(
@@ -70,6 +78,8 @@ class Roles:
         store, runtime = self.stores[reader], self._runtimes[reader]
         reading = await Reader.open(store, settings=settings, runtime=runtime)
         tasks.create_task(reading.run())
+        for role in ("writer", "reader"):
+            await self._follow_policy(role, tasks)
 
     def sent(self) -> Counter[tuple[str, RequestKind]]:
         sent = {role: store.sent.by_kind for role, store in self.stores.items()}

@@ -34,7 +34,7 @@ from shalekv.format import names
 from shalekv.format.footer import MIN_FOOTER_BYTES, read_footer
 from shalekv.format.index import encode_index
 from shalekv.format.names import parse_election_name
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import CasMode, Manifest
 from shalekv.protocol.origins import drop_pins, unneeded_pins
 from shalekv.protocol.retention import (
     Cutoffs,
@@ -155,8 +155,15 @@ class CollectReport:
 
 
 async def list_objects(store: CasStore) -> list[Listed]:
-    """List every object, in the order in which garbage is deleted: by folder, then by name."""
-    return [as_listed(info) for prefix in _FOLDERS async for info in store.list(prefix)]
+    """List every object, in the order in which garbage is deleted: by folder, then by name.
+
+    Access policies are never deleted: there is garbage beside them only where creates take two
+    phases.
+    """
+    folders = [*_FOLDERS]
+    if store.cas_mode is CasMode.NATIVE:
+        folders.remove(names.ACCESS_FOLDER)
+    return [as_listed(info) for prefix in folders async for info in store.list(prefix)]
 
 
 def is_own_name(name: str) -> bool:

@@ -154,6 +154,11 @@ class AccessSettings(Settings):
         """The principals of `admins`."""
         return frozenset(each.strip() for each in self.admins.split(",") if each.strip())
 
+    @property
+    def names_callers(self) -> bool:
+        """Return whether tokens are accepted, or somebody is an administrator."""
+        return bool(self.tokens_file or self.oidc_issuer or self.admins)
+
     @model_validator(mode="after")
     def _issuer_is_complete(self) -> Self:
         if bool(self.oidc_issuer) != bool(self.oidc_audience):

@@ -35,7 +35,11 @@ class ProcessAccess:
     ) -> None:
         """Read the files of the settings. Raises `InvalidSetting`."""
         access, now_ms = settings.access, runtime.clock.monotonic_ms
-        self.policies = AccessPolicies(CasStore(store, runtime, settings.store), access)
+        self.policies = AccessPolicies(
+            CasStore(store, runtime, settings.store),
+            access,
+            knows_callers=access.names_callers or bool(settings.tls.tls_client_ca),
+        )
         self._authenticator = Authenticator(access, runtime)
         self._is_loaded = asyncio.Event()
         self.guard = Guard(

@@ -4,7 +4,8 @@
                                      |                    |
                                      +-- `replace` -------+-- told to whoever is registered
 
-A change that another process stores is known within `policy_check_ms` and the time of a request.
+A change that another process stores is known within `policy_check_ms` and the time of a request;
+the first policy, at a process without a way to know callers, within `UNUSED_CHECK_MS`.
 While the store does not answer, the last policy is used, for as long as `policy_age_ms_max`. Then
 the policy is stale, and whoever asks it must refuse.
 """
@@ -42,6 +43,9 @@ from shalekv.store.manifests import StoredManifest
 from shalekv.store.policies import StoredPolicy
 
 RETRY_MS_MAX = 10_000  # between two looks while the store does not answer, if that is longer
+# Between two looks of a process that can know no caller, while there is no policy: most databases
+# have none, and pay for each request. Such a process is restarted before a policy is enforced.
+UNUSED_CHECK_MS = 120_000
 
 _log = structlog.get_logger(__name__)
 
@@ -49,12 +53,18 @@ _log = structlog.get_logger(__name__)
 class AccessPolicies:
     """The policy of one database, for all that this process decides."""
 
-    def __init__(self, store: CasStore, settings: AccessSettings) -> None:
-        """Know nothing yet: `refresh` comes first. Raises `InvalidSetting`."""
+    def __init__(
+        self, store: CasStore, settings: AccessSettings, *, knows_callers: bool = True
+    ) -> None:
+        """Know nothing yet: `refresh` comes first. Raises `InvalidSetting`.
+
+        `knows_callers`: this process has a way to find out who calls.
+        """
         self._store = store
         self._clock = store.runtime.clock
         self._settings = settings
         self._admins = _admin_grants(settings)
+        self._knows_callers = knows_callers
         self._stored: StoredPolicy | None = None
         self._listeners: list[Callable[[], None]] = []
         self._confirmed_ms = -math.inf  # when the last look that was answered began
@@ -108,7 +118,7 @@ class AccessPolicies:
         return self.policy
 
     async def run(self) -> None:
-        """Look for a newer policy each `policy_check_ms`, until cancelled."""
+        """Look for a newer policy at intervals, until cancelled."""
         failures = 0
         while True:
             await self._clock.sleep_ms(self._wait_ms(failures))
@@ -183,6 +193,8 @@ class AccessPolicies:
 
     def _wait_ms(self, failures: int) -> float:
         check_ms = self._settings.policy_check_ms
+        if not self._knows_callers and self.policy.version == 0:
+            check_ms = max(check_ms, UNUSED_CHECK_MS)
         return min(check_ms * 2.0 ** min(failures, 10), max(check_ms, RETRY_MS_MAX))
 
 

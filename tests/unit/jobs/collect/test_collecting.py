@@ -12,8 +12,15 @@ from shalekv.errors import BadChecksum, DatabaseNotFound, IllegalState
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.jobs.collect import BATCH_MAX, FENCE_BYTES, CollectionPlan, Deleter, list_objects
-from shalekv.protocol.manifest import PendingLoad
-from shalekv.protocol.retention import Folder, Listed, Reason
+from shalekv.protocol.manifest import CasMode, PendingLoad
+from shalekv.protocol.retention import (
+    Cutoffs,
+    Folder,
+    Listed,
+    LiveObjects,
+    Reason,
+    Retention,
+)
 from shalekv.protocol.sst_table import SstTable
 from shalekv.settings import StoreSettings
 from shalekv.store.api import RequestKind
@@ -23,6 +30,8 @@ from tests.kit.constants import constants
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
 from tests.kit.inline_runtime import InlineClock, inline_runtime
 from tests.kit.store import FaultyStore
+
+FAR_MS = 2**62  # the cutoff of a time at which everything is old
 
 
 async def compacted() -> CollectedDatabase:
@@ -156,10 +165,7 @@ async def test_clock_is_read_before_the_folders_and_those_before_the_manifest() 
     database = await compacted()
     store = FaultyStore(database.store)
     await database.collecting(store).plan()
-    folders = [
-        *(names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER),
-        names.ACCESS_FOLDER,
-    ]
+    folders = [names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER]
     asked = [r.name for r in store.requests if r.operation in {"now_ms", "list"}]
     assert asked == ["", *folders, names.MANIFEST_FOLDER]
 
@@ -263,15 +269,17 @@ async def test_versions_of_the_access_policy_are_never_deleted() -> None:
     """However old they are; what two-phase creates have left beside them is, when it is old."""
     database = await compacted()
     left = names.temporary_name(names.policy_name(1), bytes(16), 7)
-    kept_names = {names.policy_name(version) for version in (1, 2)}
-    for name in (*kept_names, left):
+    versions = {names.policy_name(version) for version in (1, 2)}
+    for name in (*versions, left):
         await database.store.create(name, b"policy")
-    database.pass_time(10 * AGE_S)
-    report = await database.collecting().collect()
-    there = {info.name async for info in database.store.list(names.ACCESS_FOLDER)}
-    assert there == kept_names
-    assert report.kept[Folder.ACCESS, Reason.POLICY].objects == 2
-    assert report.deleted[Folder.ACCESS].objects == 1
+    cas, cutoffs = database.cas(), Cutoffs(FAR_MS, FAR_MS)
+    assert not any(each.folder is Folder.ACCESS for each in await list_objects(cas))
+    cas.cas_mode = CasMode.TWO_PHASE
+    manifest = await database.manifest()
+    retention = Retention(manifest, [LiveObjects.of(manifest)], cutoffs)
+    found = [each for each in await list_objects(cas) if each.folder is Folder.ACCESS]
+    verdicts = {each.name: retention.judge(each).reason for each in found}
+    assert verdicts == {**dict.fromkeys(versions, Reason.POLICY), left: Reason.OLD_FOREIGN}
 
 
 async def wal(database: CollectedDatabase) -> list[Listed]:

@@ -36,7 +36,7 @@ from shalekv.protocol.access import (
     permissions_of,
 )
 from shalekv.runtime import Runtime
-from shalekv.server.access.policies import RETRY_MS_MAX, AccessPolicies
+from shalekv.server.access.policies import RETRY_MS_MAX, UNUSED_CHECK_MS, AccessPolicies
 from shalekv.server.database import create_database
 from shalekv.settings import AccessSettings, StoreSettings
 from shalekv.store.api import Created
@@ -66,13 +66,15 @@ class Place:
     async def created(cls) -> Place:
         return cls(await Database.created())
 
-    def process(self, admins: str = "") -> tuple[AccessPolicies, FaultyStore]:
+    def process(
+        self, admins: str = "", *, knows_callers: bool = True
+    ) -> tuple[AccessPolicies, FaultyStore]:
         store = FaultyStore(self.database.another_store())
         settings = AccessSettings(
             admins=admins, policy_check_ms=CHECK_MS, policy_age_ms_max=AGE_MS_MAX
         )
         cas = CasStore(store, runtime(), StoreSettings(read_attempts=1))
-        return AccessPolicies(cas, settings), store
+        return AccessPolicies(cas, settings, knows_callers=knows_callers), store
 
 
 @asynccontextmanager
@@ -153,6 +155,24 @@ async def test_a_look_costs_one_request() -> None:
     assert [(each.operation, each.name) for each in store.requests] == [
         ("get", policy_name(2))
     ] * 50
+
+
+@virtual_time()
+async def test_a_process_that_knows_nobody_looks_rarely_until_there_is_a_policy() -> None:
+    """A database without access control pays for few requests; the first policy is found soon."""
+    place = await Place.created()
+    (policies, store), (other, _) = place.process(knows_callers=False), place.process()
+    await policies.refresh()
+    store.requests.clear()
+    async with running(policies):
+        await sleep_ms(10 * UNUSED_CHECK_MS + CHECK_MS / 2)
+        assert len(store.requests) == 10
+        await other.replace(BY_ANN, ANN)
+        await sleep_ms(UNUSED_CHECK_MS)
+        assert policies.policy == other.policy
+        await other.replace(Policy(version=1), ANN)
+        await sleep_ms(CHECK_MS)
+        assert policies.policy == other.policy
 
 
 @virtual_time()
