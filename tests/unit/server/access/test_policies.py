@@ -86,7 +86,8 @@ async def running(policies: AccessPolicies) -> AsyncIterator[None]:
 
 
 async def sleep_ms(duration_ms: float) -> None:
-    await asyncio.sleep(duration_ms / 1_000)
+    """Let virtual time pass."""
+    await LoopClock().sleep_ms(duration_ms)
 
 
 @virtual_time()
