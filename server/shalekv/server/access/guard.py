@@ -207,7 +207,8 @@ class Guard:
             needs = needs_of(request)
         except KeyError:
             raise self._refusal(caller, Verb.ADMIN) from None  # nobody said what it needs
-        self._check_identity(caller)
+        if caller.problem is not None or caller.is_fleeting:
+            self._check_identity(caller)
         if needs is not None:
             self._check_needs(caller, needs)
 
