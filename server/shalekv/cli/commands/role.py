@@ -32,7 +32,7 @@ all servers within seconds, and ends streams that it no longer allows.
 \b
 The verbs:
   read          get, scan, comparisons, previous values of a watch
-  write         put, delete and add to single keys
+  write         put, delete and add to single keys; an add needs read as well
   delete_range  delete ranges
   watch         watch changes
   ingest        commit SST files
