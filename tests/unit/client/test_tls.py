@@ -11,7 +11,7 @@ import pytest
 
 from shalekv.rpc.server import Server
 from shalekv.settings import TlsSettings
-from shalekv_client import Client, RetryPolicy, SyncClient, TlsOptions, Unreachable
+from shalekv_client import Client, RetryPolicy, ShaleKVError, SyncClient, TlsOptions, Unreachable
 from shalekv_wire.tls import UnusableFiles
 from tests.kit.certificates import LOCAL, Authority, Pair
 from tests.kit.constants import constants
@@ -103,7 +103,7 @@ async def test_files_are_read_again(tmp_path: Path, trusting: TlsOptions) -> Non
     OTHER.write(tmp_path)
     with constants({"shalekv_wire.tls:LOOK_INTERVAL_S": 0}):
         async with secured(tmp_path) as server, Client(server.listen, tls=trusting) as client:
-            with pytest.raises(Unreachable):
+            with pytest.raises(ShaleKVError, match="certificate"):
                 await client.get(b"k", timeout_ms=200)
             CA.write(tmp_path)
             await client.get(b"k")
