@@ -192,11 +192,15 @@ async def test_a_lock_out_is_ended_by_the_bucket(processes: Processes, tmp_path:
 async def test_each_of_several_processes_enforces_the_policy(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """Connections are spread over them, and a stranger is refused by all."""
+    """Connections are spread over them, and a stranger is refused by all. That stays so with the
+    first policy that an administrator stores.
+    """
     guarded = await Guarded.create(processes, tmp_path, "ann")
     admins = ("--admins", "token:ann", "--no-open-services")
     writer = await processes.serve(guarded.url, *ALONE, *guarded.flags, *admins)
     await guarded.run(writer, "ann", "put", "secret", "v")
+    await guarded.run(writer, "ann", "role", "set", "orders", "--allow", "read:prefix=orders/")
+    await guarded.run(writer, "", "get", "secret", code=14)
     shared = ("--processes", "2", *guarded.flags, *admins)
     reader = await processes.read(guarded.url, *shared)
     for _ in range(4):

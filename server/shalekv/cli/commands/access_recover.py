@@ -20,8 +20,8 @@ lock-out.
 
 It needs the credentials of the object store, and no server. Whoever has them can read and change
 the whole database anyway. --admin gives the role root to a principal, beside what it has; the
-policy stays enforced if it was. --open makes it enforced no more: everything is allowed to
-everybody. Servers follow within --policy-check-ms, 2 seconds by default.
+policy stays enforced if it was, and the first one is enforced. --open makes it enforced no more:
+everything is allowed to everybody. Servers follow within --policy-check-ms, 2 seconds by default.
 
 \b
 Examples:
@@ -65,6 +65,8 @@ def recover(
         click.echo("  it is not enforced: everything is allowed to everybody", err=True)
     elif not policy.is_enforced:
         click.echo("  it was not enforced, and still is not", err=True)
+    elif policy.version == 1:
+        click.echo("  it is the first policy, and enforced: others have no right yet", err=True)
     if output_format is not None:
         with printing():
             record = {"version": policy.version, "enforced": policy.is_enforced}
@@ -87,7 +89,8 @@ async def recover_access(store: CasStore, admins: tuple[str, ...], *, is_opened:
         for admin in admins:
             before = grants.get(admin, Grant(admin))
             grants[admin] = replace(before, roles=tuple(dict.fromkeys((*before.roles, ROOT))))
-        is_enforced = policy.is_enforced and not is_opened
+        # Without a policy, `--admins` of the servers may have refused everybody else.
+        is_enforced = (policy.is_enforced or not policy.version) and not is_opened
         try:
             return await stored.replace(
                 replace(policy, grants=tuple(grants.values()), is_enforced=is_enforced)

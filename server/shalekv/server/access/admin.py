@@ -51,11 +51,11 @@ class AccessAdmin:
     async def get_policy(
         self, request: admin_pb2.GetAccessPolicyRequest, call: Call
     ) -> admin_pb2.GetAccessPolicyReply:
-        """Return the newest policy in the store, without the admins of the settings."""
+        """Return the newest policy in the store, enforced as it counts here."""
         del call
         _check(request.header)
         await self._policies.refresh()
-        policy = policy_message(self._policies.stored)
+        policy = policy_message(self._policies.shown)
         return admin_pb2.GetAccessPolicyReply(header=self._header(), policy=policy)
 
     async def set_policy(

@@ -77,6 +77,14 @@ class AccessPolicies:
         return Policy() if self._stored is None else self._stored.current
 
     @property
+    def shown(self) -> Policy:
+        """The newest version in the store, enforced as it counts here.
+
+        So the first policy that takes the place of none is enforced if `--admins` made none so.
+        """
+        return replace(self.stored, is_enforced=self.policy.is_enforced)
+
+    @property
     def is_stale(self) -> bool:
         """Return whether too much time has passed since the policy was known to be the newest.
 
@@ -138,10 +146,10 @@ class AccessPolicies:
     ) -> Policy:
         """Store a policy in place of the version that it has; return it with its new version.
 
-        Without `is_forced`, an enforced policy is refused by which nobody but the admins of the
-        settings has the verb ADMIN, or by which the caller loses it. Raises `InvalidRequest`,
-        `PolicyChanged`, and the errors of `refresh`. After a `StoreError`, or when this is
-        cancelled, it is unknown whether the policy was stored.
+        Without `is_forced`, an enforced policy is refused by which the caller loses the verb ADMIN,
+        or by which nobody but the admins of the settings has it, unless that is so already. Raises
+        `InvalidRequest`, `PolicyChanged`, and the errors of `refresh`. After a `StoreError`, or
+        when this is cancelled, it is unknown whether the policy was stored.
         """
         if policy.is_enforced and not is_forced:
             self._check_admins(policy, caller)
@@ -184,7 +192,8 @@ class AccessPolicies:
                 f"by this policy the caller, {caller.name or 'anonymous'}, would lose the verb "
                 "admin. Grant it, or set force",
             )
-        if not any(_allows_admin(policy, grant) for grant in policy.grants):
+        is_begun = self.policy.is_enforced and not _has_admin(self.stored)  # by `--admins` alone
+        if not is_begun and not _has_admin(policy):
             raise InvalidRequest(
                 "force",
                 "by this policy nobody but the --admins of a server would have the verb admin: "
@@ -196,6 +205,10 @@ class AccessPolicies:
         if not self._knows_callers and self.policy.version == 0:
             check_ms = max(check_ms, UNUSED_CHECK_MS)
         return min(check_ms * 2.0 ** min(failures, 10), max(check_ms, RETRY_MS_MAX))
+
+
+def _has_admin(policy: Policy) -> bool:
+    return any(_allows_admin(policy, grant) for grant in policy.grants)
 
 
 def _allows_admin(policy: Policy, grant: Grant) -> bool:

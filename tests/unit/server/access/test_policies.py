@@ -248,7 +248,6 @@ def with_role(*grants: Grant) -> Policy:
         (with_role(Grant(BOB.name, ("ops",))), ANN, "ann, would lose the verb"),
         (with_role(Grant(ANN.name, ("reads",))), ANN, "ann, would lose the verb"),
         (with_role(Grant(AUTHENTICATED, ("ops",))), ANONYMOUS, "anonymous, would lose the verb"),
-        (with_role(Grant(ANN.name, ("reads",))), BOB, "nobody but the --admins"),
     ],
 )
 @virtual_time()
@@ -262,6 +261,25 @@ async def test_a_lock_out_needs_force(policy: Policy, caller: Principal, problem
     assert not store.asked("create")
     stored = await policies.replace(policy, caller, is_forced=True)
     assert stored.version == policies.policy.version == 1
+
+
+@virtual_time()
+async def test_the_last_administrator_of_a_policy_needs_force() -> None:
+    """Not so while nobody but --admins has been one: the first policy stays enforced like that."""
+    policies, store = (await Place.created()).process(admins=BOB.name)
+    await policies.refresh()
+    assert policies.shown == Policy(is_enforced=True)
+    first = await policies.replace(replace(policies.shown, roles=with_role().roles), BOB)
+    assert first.is_enforced
+    granted = await policies.replace(replace(first, grants=(Grant(ANN.name, ("ops",)),)), BOB)
+    created = store.asked("create")
+    with pytest.raises(InvalidRequest, match="nobody but the --admins"):
+        await policies.replace(replace(granted, grants=()), BOB)
+    opened = await policies.replace(replace(granted, grants=(), is_enforced=False), BOB)
+    assert policies.shown == opened
+    with pytest.raises(InvalidRequest, match="nobody but the --admins"):
+        await policies.replace(replace(opened, is_enforced=True), BOB)
+    assert len(store.asked("create")) == len(created) + 1
 
 
 @pytest.mark.parametrize(
