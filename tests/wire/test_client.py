@@ -417,6 +417,19 @@ async def test_metadata_of_a_channel_goes_with_every_call() -> None:
     assert sizes[beyond] == [len(beyond) + sizes["first"][1] + 17] * 2
 
 
+async def test_metadata_that_changes_while_a_channel_connects_is_that_of_its_calls() -> None:
+    """A connection that was begun with an access token is not left with it."""
+    decoder = HeaderDecoder(request_head, list_bytes_max=16_384)
+    async with raw_server() as (address, peers), channel(address) as client:
+        client.set_metadata([("authorization", "before")])
+        call = asyncio.ensure_future(client.unary(ECHO, b"x"))
+        await asyncio.sleep(0)  # it connects
+        client.set_metadata([("authorization", "after")])
+        _, _, _, block = await (await greeted(peers)).receive(frames.HEADERS)
+        assert tuple(decoder.decode(block).metadata)[-1] == ("authorization", "after")
+        call.cancel()
+
+
 async def test_metadata_over_the_limit_of_the_server_is_not_sent() -> None:
     """The call fails by itself, and says why; others go on, on the same connection."""
     long: list[tuple[str, str | bytes]] = [("k", "x" * 300), ("b-bin", bytes(100))]

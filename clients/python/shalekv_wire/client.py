@@ -230,7 +230,6 @@ class WireChannel:
 
     async def _open_transport(self) -> _ClientTransport:
         transport = _ClientTransport(self)
-        transport.connection.set_fields(self._fields)
         try:
             if self.address.startswith(UNIX_PREFIX):
                 path = self.address.removeprefix(UNIX_PREFIX)
@@ -240,6 +239,7 @@ class WireChannel:
                 protocol = self._secured(transport, host.strip("[]"))
                 await self.loop.create_connection(lambda: protocol, host.strip("[]"), int(port))
             self._transports.add(transport)
+            transport.connection.set_fields(self._fields)  # which may have changed meanwhile
             await transport.ready
         except BaseException:
             transport.close(StatusCode.UNAVAILABLE, "no connection")  # it has no calls

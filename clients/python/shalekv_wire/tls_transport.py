@@ -117,11 +117,13 @@ class TlsTransport(asyncio.Protocol):
     def __init__(
         self, inner: SecuredProtocol, context: ssl.SSLContext, server_name: str | None = None
     ) -> None:
-        """`server_name` is that of the server, for a client; None: this is a server."""
+        """`server_name` is that of the server, for a client; None: this is a server.
+
+        Raises ValueError for a `server_name` that none can have.
+        """
         self._inner = inner
         self._is_server = server_name is None
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = cast("ssl.SSLObject", None)  # made before the handshake begins
         self._wrap = partial(
             context.wrap_bio,
             self._incoming,
@@ -129,6 +131,8 @@ class TlsTransport(asyncio.Protocol):
             server_side=self._is_server,
             server_hostname=server_name,
         )
+        # None: the client has said nothing yet.
+        self._tls = cast("ssl.SSLObject", None if self._is_server else self._wrap())
         self._transport = cast("asyncio.Transport", None)  # set before all else is called
         self._early: list[bytes] | None = []  # written before the handshake was done; None: it is
         self._has_heard = False  # something of the other side
@@ -147,7 +151,6 @@ class TlsTransport(asyncio.Protocol):
                 oldest = next(iter(_in_handshake))
                 oldest.end(f"more than {HANDSHAKES_MAX} handshakes were in progress")
         else:
-            self._tls = self._wrap()
             self._shake()
 
     def data_received(self, data: bytes) -> None:
@@ -180,6 +183,8 @@ class TlsTransport(asyncio.Protocol):
             self._failure = TlsFailed(f"{self._peer} has closed the connection in the handshake")
         self._is_done = True
         self._early = None
+        # Much memory, and in a cycle with the protocol: it is not left to the garbage collector.
+        del self._tls, self._wrap, self._incoming, self._outgoing
         self._inner.connection_lost(self._failure or exc)
 
     # --- the transport of the protocol
