@@ -8,6 +8,7 @@ which takes one request as long as there is none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -57,18 +58,22 @@ class StoredPolicy:
         self._is_listed = True
         return is_found or await self._read(self.current.version + 1)
 
-    async def replace(self, policy: Policy) -> Policy:
+    async def replace(
+        self, policy: Policy, check: Callable[[Policy], None] = lambda _: None
+    ) -> Policy:
         """Store a policy in place of the version that it has; return it with its new version.
 
-        Its secret is that of the present one. Raises `PolicyChanged` if that is another version by
-        now, `InvalidRequest`, `CorruptObject` and `StoreError`. After a `StoreError`, or when this
-        is cancelled, it is unknown whether the policy was stored.
+        Its secret is that of the present one, of which `check` raises if it must not be replaced.
+        Raises `PolicyChanged` if that is another version by now, `InvalidRequest`, `CorruptObject`
+        and `StoreError`. After a `StoreError`, or when this is cancelled, it is unknown whether the
+        policy was stored.
         """
         check_policy(policy)
         random = self._store.runtime.random
         current = await self.refresh()
         if policy.version != current.version:
             raise _changed(policy.version, current.version)
+        check(current)
         following = replace(
             policy,
             version=current.version + 1,

@@ -18,7 +18,7 @@ from random import Random
 from shalekv.cli.process.access import ProcessAccess, open_access
 from shalekv.clock import MachineClock
 from shalekv.errors import DatabaseExists
-from shalekv.protocol.access import ANONYMOUS, Policy
+from shalekv.protocol.access import Policy
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.access.tokens import StaticToken, new_token
@@ -27,6 +27,9 @@ from shalekv.server.reader import Reader
 from shalekv.server.writer import Writer
 from shalekv.settings import ReaderConfig, WriterConfig
 from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.store.policies import StoredPolicy
 from tests.kit.processes.in_process import Group, serve_settings
 
 POLICY_CHECK_MS = 100
@@ -81,6 +84,7 @@ class GuardedServer:
 
     server: Server
     access: ProcessAccess
+    store: CasStore
 
     @property
     def listen(self) -> str:
@@ -88,10 +92,10 @@ class GuardedServer:
 
     async def set_policy(self, policy: Policy) -> None:
         """Store a policy in place of the present one, whoever may change it."""
-        policies = self.access.policies
-        await policies.refresh()
-        based = replace(policy, version=policies.stored.version)
-        await policies.replace(based, ANONYMOUS, is_forced=True)
+        database_id = (await StoredManifest(self.store).refresh()).database_id
+        stored = StoredPolicy(self.store, database_id)
+        await stored.replace(replace(policy, version=(await stored.refresh()).version))
+        await self.access.policies.refresh()
 
 
 @asynccontextmanager
@@ -160,7 +164,7 @@ async def _guarded(
             open_services=settings.access.open_services,
         )
         try:
-            yield GuardedServer(server, access)
+            yield GuardedServer(server, access, CasStore(store, runtime, settings.store))
         finally:
             await server.stop()
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -23,6 +24,7 @@ from shalekv.errors import (
     DatabaseError,
     InvalidRequest,
     InvalidSetting,
+    PermissionDenied,
     PolicyUnknown,
     StoreError,
 )
@@ -46,6 +48,7 @@ RETRY_MS_MAX = 10_000  # between two looks while the store does not answer, if t
 # Between two looks of a process that can know no caller, while there is no policy: most databases
 # have none, and pay for each request. Such a process is restarted before a policy is enforced.
 UNUSED_CHECK_MS = 120_000
+_ADMIN = Need(Verb.ADMIN)
 
 _log = structlog.get_logger(__name__)
 
@@ -148,14 +151,15 @@ class AccessPolicies:
 
         Without `is_forced`, an enforced policy is refused by which the caller loses the verb ADMIN,
         or by which nobody but the admins of the settings has it, unless that is so already. Raises
-        `InvalidRequest`, `PolicyChanged`, and the errors of `refresh`. After a `StoreError`, or
-        when this is cancelled, it is unknown whether the policy was stored.
+        `InvalidRequest`, `PolicyChanged`, `PermissionDenied` if the version that would be replaced,
+        which the guard may not have known, does not allow it, and the errors of `refresh`. After a
+        `StoreError`, or when this is cancelled, it is unknown whether the policy was stored.
         """
         if policy.is_enforced and not is_forced:
             self._check_admins(policy, caller)
         stored = await self._open()
         try:
-            return await stored.replace(policy)
+            return await stored.replace(policy, partial(self._check_right, caller))
         finally:
             self._tell()
 
@@ -184,9 +188,13 @@ class AccessPolicies:
         grants = (*stored.grants, *self._admins)
         return replace(stored, is_enforced=is_enforced, grants=grants)
 
+    def _check_right(self, caller: Principal, present: Policy) -> None:
+        if not permissions_of(self._effective(present), caller).allow(_ADMIN):
+            problem = "the access policy was replaced by one that does not allow the caller to"
+            raise PermissionDenied(f"{problem} change it", verb=Verb.ADMIN.value)
+
     def _check_admins(self, policy: Policy, caller: Principal) -> None:
-        need = Need(Verb.ADMIN)
-        if not permissions_of(self._effective(policy), caller).allow(need):
+        if not permissions_of(self._effective(policy), caller).allow(_ADMIN):
             raise InvalidRequest(
                 "force",
                 f"by this policy the caller, {caller.name or 'anonymous'}, would lose the verb "
@@ -213,7 +221,7 @@ def _has_admin(policy: Policy) -> bool:
 
 def _allows_admin(policy: Policy, grant: Grant) -> bool:
     alone = replace(policy, grants=(replace(grant, subject=ANYBODY),))
-    return permissions_of(alone, Principal(grant.subject)).allow(Need(Verb.ADMIN))
+    return permissions_of(alone, Principal(grant.subject)).allow(_ADMIN)
 
 
 def _admin_grants(settings: AccessSettings) -> tuple[Grant, ...]:

@@ -16,6 +16,7 @@ from shalekv.errors import (
     DatabaseNotFound,
     InvalidRequest,
     InvalidSetting,
+    PermissionDenied,
     PolicyChanged,
     PolicyUnknown,
 )
@@ -233,6 +234,23 @@ async def test_of_two_changes_in_two_processes_one_is_refused() -> None:
     assert other.policy == one.policy
 
 
+@virtual_time()
+async def test_who_has_just_lost_the_right_cannot_take_it_back() -> None:
+    """Not even at a process that does not know it yet, by the number of a version to come."""
+    place = await Place.created()
+    (one, _), (other, store) = place.process(), place.process()
+    both = replace(BY_ANN, grants=(*BY_ANN.grants, Grant(BOB.name, (ROOT,))))
+    await other.replace(both, ANN)
+    await one.refresh()
+    await one.replace(replace(BY_ANN, version=1), ANN)
+    assert permissions_of(other.policy, BOB).allow(ADMIN), "the guard there lets the call in"
+    created = store.asked("create")
+    with pytest.raises(PermissionDenied):
+        await other.replace(replace(both, version=2), BOB, is_forced=True)
+    assert store.asked("create") == created
+    assert other.policy == one.policy
+
+
 def with_role(*grants: Grant) -> Policy:
     roles = (
         Role("ops", (Rule(frozenset({Verb.ADMIN})),)),
@@ -254,13 +272,14 @@ def with_role(*grants: Grant) -> Policy:
 async def test_a_lock_out_needs_force(policy: Policy, caller: Principal, problem: str) -> None:
     """An enforced policy must leave the caller, and somebody beside --admins, with ADMIN."""
     policies, store = (await Place.created()).process(admins=BOB.name)
-    await policies.refresh()
+    policy = replace(policy, version=(await policies.replace(Policy(), BOB)).version)
+    created = store.asked("create")
     with pytest.raises(InvalidRequest, match=problem) as refused:
         await policies.replace(policy, caller)
     assert refused.value.field == "force"
-    assert not store.asked("create")
+    assert store.asked("create") == created
     stored = await policies.replace(policy, caller, is_forced=True)
-    assert stored.version == policies.policy.version == 1
+    assert stored.version == policies.policy.version == 2
 
 
 @virtual_time()
