@@ -408,7 +408,10 @@ class Adapter:
         try:
             self._admit()
             context = self._guarding.context(call, running.end)
-            return context if isinstance(context, Call) else await context
+            if not isinstance(context, Call):
+                context = await context
+                self._admit()  # again: nobody ends what begins after `refuse` and `cut_off`
+            return context
         except ShaleError:
             await _take_first(call)
             raise

@@ -11,6 +11,7 @@ from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from shalekv.errors import Fenced
 from shalekv.protocol.access import Policy, Verb
 from shalekv.server.access import needs
 from shalekv.server.access.guard import Guard
@@ -114,3 +115,35 @@ async def test_a_call_waits_until_its_caller_is_known() -> None:
                     assert [each async for each in call]
                 else:
                     await call
+
+
+class _HeldTokens(KnownTokens):
+    """Finding out who calls takes until `known` is set."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(*names)
+        self.is_asked, self.known = asyncio.Event(), asyncio.Event()
+
+    async def identify(self, credentials: Credentials) -> Identity:  # type: ignore[override]
+        self.is_asked.set()
+        await self.known.wait()
+        return super().identify(credentials)
+
+
+async def test_a_stream_does_not_begin_at_a_server_that_has_ceased_to_serve_meanwhile() -> None:
+    """While its caller was looked for: nobody would end it, and a watch would tell nothing."""
+    fenced = Fenced("epoch 8 has taken over from 7", own_epoch=7, newer_epoch=8)
+    tokens = _HeldTokens("alice")
+    guard = Guard(tokens, HeldPolicy(MINE))
+    async with serving_of(MemoryKv(), guard=guard) as it:
+        operation = kv_pb2.SessionOperation(put=kv_pb2.PutRequest(key=b"a/1"))
+        requests = iter([kv_pb2.SessionRequest(operations=[operation])])
+        call = it.kv.Session(requests, metadata=shown("alice"))
+        failing = asyncio.ensure_future(failure(call))
+        await tokens.is_asked.wait()
+        it.server.refuse(fenced)
+        tokens.known.set()
+        found = await failing
+        assert found.info is not None
+        assert found.info.reason == "FENCED"
+        assert not it.service.calls
