@@ -38,8 +38,12 @@ class AccessAdmin:
                 raise caller.problem
             principal, permissions = caller.identity.principal, caller.permissions
             expires_at_ms = caller.identity.expires_at_ms
+        header = self._header()
+        if permissions.is_empty:  # a stranger, who need not know how much is written
+            header.ClearField("seq")
+            header.ClearField("wal_id")
         return admin_pb2.WhoAmIReply(
-            header=self._header(),
+            header=header,
             principal=principal.name,
             subjects=sorted(principal.others),
             rules=map(rule_message, permissions.rules()),

@@ -42,6 +42,12 @@ class Peer:
         assert isinstance(reply, admin_pb2.StatusReply)
         return reply
 
+    async def who_am_i(self, name: str) -> admin_pb2.WhoAmIReply:
+        request = admin_pb2.WhoAmIRequest()
+        reply = await self._admin.WhoAmI(request, metadata=self._tokens.shown(name))
+        assert isinstance(reply, admin_pb2.WhoAmIReply)
+        return reply
+
     @asynccontextmanager
     async def watch(self, name: str) -> AsyncIterator[str]:
         """Watch for a consumer; yields the kind of the first event."""
@@ -162,6 +168,27 @@ async def test_status_tells_others_nothing_but_how_the_server_is(tmp_path: Path)
                 *("header", "version", "uptime_ms", "read_readiness", "write_readiness"),
             }
             assert little.read_readiness.is_ready
+
+
+async def test_a_stranger_is_not_told_how_much_is_written(tmp_path: Path) -> None:
+    """Who asks who it is, and may do nothing, learns of no commits; others do as by any reply."""
+    store, tokens = memory_store(), TokenBook(tmp_path, "alice", "bob")
+    async with AsyncExitStack() as stack:
+        writer, served = await stack.enter_async_context(
+            peer(guarded_writer(store, tokens), tokens)
+        )
+        await writer.put("", b"a/1")
+        await served.set_policy(policy_of(alice=prefix(b"a/", Verb.READ)))
+        reader, _ = await stack.enter_async_context(peer(guarded_reader(store, tokens), tokens))
+        for each in (writer, reader):
+            known, denied, stranger = [
+                (await each.who_am_i(name)).header for name in ("alice", "bob", "")
+            ]
+            assert known.seq == 1
+            assert known.HasField("wal_id")
+            for other in (denied, stranger):
+                assert (other.seq, other.HasField("wal_id")) == (0, False)
+                assert (other.database_id, other.role) == (known.database_id, known.role)
 
 
 def fields_of(message: admin_pb2.StatusReply) -> set[str]:
