@@ -189,7 +189,9 @@ class _Served:
     """A call as the server has it: implements `ServerCall`."""
 
     peer = "sim"
-    deadline_s = None  # calls have no deadline here
+    deadline_s = None  # calls have no deadline here, and show nothing of their caller
+    certificate = b""
+    authorization = request_id = ""
 
     def __init__(
         self, methods: Mapping[str, Method], path: str, up: Pipe[Any], down: Pipe[Any]

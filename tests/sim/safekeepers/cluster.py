@@ -262,7 +262,7 @@ class QuorumCluster(Cluster):
         first = next(iter(self.machines.values()))
         if dies:
             before = len(first.members)
-            while len(first.members) == before:
+            while len(first.members) == before and not creation.done():
                 await self.sim.sleep_ms(1.0)
             founder.crash()
         with suppress(QuorumUnavailable, NodeCrashed):
