@@ -16,6 +16,8 @@ import math
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from operator import is_
 from typing import Any, TypeVar
 
 import structlog
@@ -126,14 +128,14 @@ class EtcdClient:
         A server that fails is asked last the next time.
         """
         problems = []
-        for _ in range(len(self._clients)):
-            client = self._clients[0]
+        clients = self._clients  # has another list by the end if the files have changed meanwhile
+        for client in [*clients]:
             try:
                 return request(client)
             except (Etcd3Exception, RequestException, KeyError, ValueError) as error:
                 why = str(error) or error.__context__ or ""  # etcd3gw keeps the reason to itself
                 problems.append(f"{type(error).__name__} {why}".strip())
-                self._clients = [*self._clients[1:], client]
+                clients[:] = sorted(clients, key=partial(is_, client))
         asked = ", ".join(map(str, self._addresses))
         raise EtcdUnavailable(f"none of {asked} has answered: {'; '.join(problems)}")
 
