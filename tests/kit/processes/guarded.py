@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from shalekv.cli.process.access import ProcessAccess, open_access
-from shalekv.clock import MachineClock
+from shalekv.clock import Clock, MachineClock
 from shalekv.errors import DatabaseExists
 from shalekv.protocol.access import Policy
 from shalekv.rpc.server import Server
@@ -100,11 +100,11 @@ class GuardedServer:
 
 @asynccontextmanager
 async def guarded_writer(
-    store: ObjectStore, tokens: TokenBook, **groups: Group
+    store: ObjectStore, tokens: TokenBook, *, clock: Clock | None = None, **groups: Group
 ) -> AsyncIterator[GuardedServer]:
     """Serve the database in `store`, which is made if there is none."""
     settings = serve_settings(**groups | {"access": _access(tokens, groups)})
-    with _runtime() as runtime:
+    with _runtime(clock) as runtime:
         with suppress(DatabaseExists):
             await create_database(store, runtime, settings.store)
         async with _guarded(settings, store, runtime) as served:
@@ -117,7 +117,7 @@ async def guarded_writer(
 
 @asynccontextmanager
 async def guarded_reader(
-    store: ObjectStore, tokens: TokenBook, **groups: Group
+    store: ObjectStore, tokens: TokenBook, *, clock: Clock | None = None, **groups: Group
 ) -> AsyncIterator[GuardedServer]:
     """Serve reads of the database in `store`."""
     named: dict[str, Group] = {
@@ -127,7 +127,7 @@ async def guarded_reader(
     }
 
     settings = ReaderConfig.model_validate(named | groups | {"access": _access(tokens, groups)})
-    with _runtime() as runtime:
+    with _runtime(clock) as runtime:
         async with _guarded(settings, store, runtime) as served:
             reader = await Reader.open(
                 store, settings=settings, runtime=runtime, policies=served.access.policies
@@ -142,10 +142,10 @@ def _access(tokens: TokenBook, groups: dict[str, Group]) -> Group:
 
 
 @contextmanager
-def _runtime() -> Iterator[Runtime]:
+def _runtime(clock: Clock | None) -> Iterator[Runtime]:
     workers = ThreadWorkers(2)
     try:
-        yield Runtime(clock=MachineClock(), random=Random(1), workers=workers)
+        yield Runtime(clock=clock or MachineClock(), random=Random(1), workers=workers)
     finally:
         workers.close()
 

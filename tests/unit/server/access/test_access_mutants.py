@@ -175,7 +175,7 @@ async def test_streams_that_go_on_are_noticed(
     patch: Patch, test: Callable[[Path], Awaitable[None]], tmp_path: Path
 ) -> None:
     """Streams that outlive their right show in the tests of their ends."""
-    with planted([patch, (stream_ends, "END_S", 4.0)]):
+    with planted([patch, (stream_ends, "END_S", 1.0)]):
         await _fails(test(tmp_path))
 
 

@@ -14,9 +14,12 @@ from typing import Any
 
 import grpc
 
+from shalekv.clock import Clock
 from shalekv.protocol.access import Grant, Policy, Role, Verb
 from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from tests.kit.constants import constants
+from tests.kit.inline_runtime import MovedClock
 from tests.kit.processes.guarded import (
     GuardedServer,
     Metadata,
@@ -30,7 +33,12 @@ from tests.kit.serving.token_issuer import AUDIENCE, token_issuer
 
 PERMISSION_DENIED, UNAUTHENTICATED = "PERMISSION_DENIED", "UNAUTHENTICATED"
 VALUE_BYTES, VALUE_COUNT = 512 << 10, 24  # more than a client is sent that reads nothing
-END_S = 20.0
+END_S = 20.0  # how long an end is waited for
+LIFETIME_MS = 30_000
+OFTEN = {
+    "shalekv.server.access.guard:SWEEP_S": 0.05,
+    "shalekv.server.access.authenticator:FILE_INTERVAL_MS": 50.0,
+}
 
 ROLES = (
     Role("p", (prefix(b"p/", Verb.READ, Verb.WRITE, Verb.WATCH),)),
@@ -73,13 +81,14 @@ class OpenStreams:
         return reason
 
     async def next_watch_reply(self) -> kv_pb2.WatchReply:
-        while True:  # progress is told at any time
-            reply = await self.watches.read()
-            if reply is grpc.aio.EOF:
-                raise AssertionError(await self.watches.code())
-            if not reply.HasField("progress_seq"):
-                assert isinstance(reply, kv_pb2.WatchReply)
-                return reply
+        async with asyncio.timeout(END_S):
+            while True:  # progress is told at any time
+                reply = await self.watches.read()
+                if reply is grpc.aio.EOF:
+                    raise AssertionError(await self.watches.code())
+                if not reply.HasField("progress_seq"):
+                    assert isinstance(reply, kv_pb2.WatchReply)
+                    return reply
 
     async def ends(self, *, reason: str) -> None:
         """All of them end, with this reason."""
@@ -89,38 +98,39 @@ class OpenStreams:
 
 async def ended(call: Any) -> str:
     """Read a stream to its end; returns the code."""
-    with suppress(grpc.aio.AioRpcError):
-        while await call.read() is not grpc.aio.EOF:
-            pass
+    async with asyncio.timeout(END_S):
+        with suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
     code: str = (await call.code()).name
     return code
 
 
 @asynccontextmanager
 async def two_servers(
-    tokens: TokenBook, **access: str
+    tokens: TokenBook, clock: Clock | None = None, **access: str
 ) -> AsyncIterator[tuple[GuardedServer, list[OpenStreams]]]:
     """A writer and a reader, and the streams of alice at both."""
     objects = MemoryObjects()
     tokens.add("root")
-    async with (
-        asyncio.timeout(END_S),
-        guarded_writer(memory_store(objects), tokens, access=access) as writer,
-        guarded_reader(memory_store(objects), tokens, access=access) as reader,
-        grpc.aio.insecure_channel(writer.listen) as to_writer,
-        grpc.aio.insecure_channel(reader.listen) as to_reader,
-    ):
-        kv = kv_pb2_grpc.KVStub(to_writer)
-        for number in range(VALUE_COUNT):
-            put = kv_pb2.PutRequest(key=b"p/%02d" % number, value=bytes(VALUE_BYTES))
-            await kv.Put(put)
-        await writer.set_policy(granted("p", "q"))
-        waited = kv_pb2.GetRequest(header=kv_pb2.RequestHeader(min_seq=VALUE_COUNT), key=b"q/1")
-        await until_refused(lambda: kv_pb2_grpc.KVStub(to_reader).Get(waited))
-        streams = [OpenStreams(each, tokens.shown("alice")) for each in (to_writer, to_reader)]
-        for each in streams:
-            await each.begin()
-        yield writer, streams
+    with constants(OFTEN):
+        async with (
+            guarded_writer(memory_store(objects), tokens, clock=clock, access=access) as writer,
+            guarded_reader(memory_store(objects), tokens, clock=clock, access=access) as reader,
+            grpc.aio.insecure_channel(writer.listen) as to_writer,
+            grpc.aio.insecure_channel(reader.listen) as to_reader,
+        ):
+            kv = kv_pb2_grpc.KVStub(to_writer)
+            for number in range(VALUE_COUNT):
+                put = kv_pb2.PutRequest(key=b"p/%02d" % number, value=bytes(VALUE_BYTES))
+                await kv.Put(put)
+            await writer.set_policy(granted("p", "q"))
+            waited = kv_pb2.GetRequest(header=kv_pb2.RequestHeader(min_seq=VALUE_COUNT), key=b"q/1")
+            await until_refused(lambda: kv_pb2_grpc.KVStub(to_reader).Get(waited))
+            streams = [OpenStreams(each, tokens.shown("alice")) for each in (to_writer, to_reader)]
+            for each in streams:
+                await each.begin()
+            yield writer, streams
 
 
 async def until_refused(call: Callable[[], Awaitable[Any]]) -> None:
@@ -166,19 +176,21 @@ async def test_streams_end_with_their_token(tmp_path: Path) -> None:
 
 async def test_streams_end_when_their_token_expires(tmp_path: Path) -> None:
     """Nobody has to do anything for it."""
-    tokens = TokenBook(tmp_path)
-    tokens.add("alice", lifetime_ms=4_000)
-    async with two_servers(tokens) as (_, streams):
+    tokens, clock = TokenBook(tmp_path), MovedClock()
+    tokens.add("alice", lifetime_ms=LIFETIME_MS)
+    async with two_servers(tokens, clock) as (_, streams):
+        clock.ahead_ms = LIFETIME_MS
         for each in streams:
             await each.ends(reason=UNAUTHENTICATED)
 
 
 async def test_streams_end_when_their_web_token_expires(tmp_path: Path) -> None:
     """The issuer has said when; the first call waits for its keys."""
-    tokens = TokenBook(tmp_path)
+    tokens, clock = TokenBook(tmp_path), MovedClock()
     async with token_issuer(tmp_path) as issuer:
-        tokens.give("alice", issuer.token(exp=int(time.time()) + 4))
+        tokens.give("alice", issuer.token(exp=int(time.time()) + LIFETIME_MS // 1_000))
         settings = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE, "oidc_ca": issuer.ca}
-        async with two_servers(tokens, **settings) as (_, streams):
+        async with two_servers(tokens, clock, **settings) as (_, streams):
+            clock.ahead_ms = LIFETIME_MS
             for each in streams:
                 await each.ends(reason=UNAUTHENTICATED)
