@@ -65,7 +65,7 @@ def _client(settings: StoreSettings) -> Any:
 
 
 def _make(client: Any, bucket: str, region: str) -> bool:
-    """Whether it was not there before. Waits for a server that is being started."""
+    """Return whether it was made now. Waits for a server that is being started."""
     deadline = time.monotonic() + ANSWER_S
     while True:
         try:

@@ -63,7 +63,7 @@ def client(folder: Path, pair: Pair | None = CLIENT, authority: Authority = CA) 
 
 
 async def refusal(address: str, how: ChannelOptions | None) -> str:
-    """What a call fails with; it was not sent for certain."""
+    """Return the error of a call, which was not sent for certain."""
     async with channel(address, how) as it:
         with pytest.raises(CallFailed) as caught:
             await it.unary(ECHO, b"")

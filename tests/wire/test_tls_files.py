@@ -40,7 +40,7 @@ def put(path: str, data: bytes) -> None:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged since the last look, without the names of folders."""
+    """Return the messages since the last look, without the names of folders."""
     found = [each.getMessage() for each in caplog.records]
     caplog.clear()
     return found

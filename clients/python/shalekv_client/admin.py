@@ -81,7 +81,7 @@ class AccessRole:
 
 @dataclass(frozen=True, slots=True)
 class AccessQuota:
-    """What a principal may use of one process; 0: no limit."""
+    """Limits of what a principal uses of one process; 0: no limit."""
 
     calls_per_s: int = 0
     bytes_per_s: int = 0
@@ -94,7 +94,7 @@ class AccessQuota:
 
 @dataclass(frozen=True, slots=True)
 class AccessGrant:
-    """What a subject gets: roles, and a quota for each principal that has the subject.
+    """Roles that a subject gets, and a quota for each principal that has the subject.
 
     A subject is the name of a principal, such as "token:ann", or "claim:NAME=VALUE",
     "authenticated" or "anonymous".

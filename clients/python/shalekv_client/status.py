@@ -474,7 +474,7 @@ class MemoryStatus:
 
 @dataclass(frozen=True, slots=True)
 class AccessStatus:
-    """What access control has refused since the process began to serve."""
+    """Counts of what access control has refused since the process began to serve."""
 
     denied: int  # operations that the roles of the caller did not allow
     unauthenticated: int  # calls without valid credentials

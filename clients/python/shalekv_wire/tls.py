@@ -66,7 +66,7 @@ class UnusableFiles(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What `TlsFiles` have in them, which belongs together; b"" of a path that is empty."""
+    """Contents of `TlsFiles`, which belong together; b"" of a path that is empty."""
 
     certificate: bytes = b""
     key: bytes = b""

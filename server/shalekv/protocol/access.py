@@ -79,7 +79,7 @@ def subjects_of(principal: Principal) -> frozenset[str]:
 
 
 class Need(NamedTuple):
-    """What an operation needs: a verb on all keys of a range."""
+    """Need of an operation: a verb on all keys of a range."""
 
     verb: Verb
     keys: KeyRange = ALL_KEYS
@@ -103,7 +103,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a principal may use of one process; 0 means without a limit."""
+    """Limits of what a principal uses of one process; 0: no limit."""
 
     calls_per_s: int = 0
     bytes_per_s: int = 0  # of requests and replies
@@ -116,7 +116,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a subject gets: roles, and a quota for each principal that has the subject."""
+    """Roles that a subject gets, and a quota for each principal that has the subject."""
 
     subject: str
     roles: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ class Policy:
 
 
 class Permissions:
-    """What the roles of one principal allow.
+    """Verbs and ranges of keys that the roles of one principal allow.
 
     For each verb there are the bounds of its ranges of keys, which neither overlap nor touch:
     start, end, start, end, ..., without the last end if the last range has none. So a key is in a

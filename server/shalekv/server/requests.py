@@ -373,7 +373,7 @@ class PageToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageSeal:
-    """What the page tokens of one scan are bound to: its database, caller, range and order."""
+    """Binding of the page tokens of one scan to its database, caller, range and order."""
 
     database_id: bytes
     principal: str  # name of the caller; empty: anonymous

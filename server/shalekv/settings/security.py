@@ -69,7 +69,7 @@ class AuditLevel(StrEnum):
 
 
 class AuditKeys(StrEnum):
-    """How the audit log shows keys."""
+    """The ways in which the audit log shows keys."""
 
     HASHED = "hashed"
     PREFIX = "prefix"

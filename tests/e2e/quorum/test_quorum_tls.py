@@ -33,7 +33,7 @@ CALL_S = 30.0
 
 
 class Trial:
-    """What `shalekv tls init` makes."""
+    """The files that `shalekv tls init` makes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -45,7 +45,7 @@ def looking_at_once() -> Iterator[None]:
 
 @dataclass
 class Seen:
-    """What a server sees of calls."""
+    """The facts of calls that a server sees."""
 
     certificates: list[bytes] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)

@@ -213,7 +213,7 @@ def decode(data: bytes, request: kv_pb2.ScanRequest, seal: PageSeal = SEAL) -> P
 
 
 def is_refused(data: bytes, request: kv_pb2.ScanRequest, seal: PageSeal = SEAL) -> bool:
-    """Whether the token is refused; the error is one and the same, whatever is wrong with it."""
+    """Return whether the token is refused; the error is the same, whatever is wrong with it."""
     try:
         decode(data, request, seal)
     except InvalidRequest as error:

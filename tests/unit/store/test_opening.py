@@ -1,4 +1,4 @@
-"""What is said of a store when it is opened."""
+"""Warnings about a store when it is opened."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _LOG = logging.getLogger("shalekv_client")
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a client knows servers, and what it shows them of itself."""
+    """The ways in which a client knows servers and is known by them."""
 
     tls: TlsContexts | None = None  # None: no TLS
     server_name: str = ""  # that certificates of servers must have; empty: that of the address

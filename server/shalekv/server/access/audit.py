@@ -66,7 +66,7 @@ Outcome: TypeAlias = Message | bytes | BaseException | None
 
 
 class AuditedCall(Protocol):
-    """What a line says of a call."""
+    """Facts of a call for its line."""
 
     @property
     def peer(self) -> str:

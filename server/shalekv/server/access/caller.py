@@ -73,7 +73,7 @@ class Caller:
 
     @property
     def permissions(self) -> Permissions:
-        """What the present policy allows the caller."""
+        """Return what the present policy allows the caller."""
         if self._policy is not self._policies.policy:
             self._judge()
         return self._permissions

@@ -11,7 +11,7 @@ NEVER_MS = float("inf")  # the expiry of what does not expire
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a call shows of its caller."""
+    """Credentials of a call, and the address that it comes from."""
 
     peer: str  # the address, as the transport writes it
     certificate: bytes = b""  # DER of the client's certificate, which TLS has verified

@@ -94,7 +94,7 @@ class QuotaBucket:
 
 
 class PrincipalUse:
-    """What one principal uses of this process.
+    """Use that one principal makes of this process.
 
     While it `is_limited`, what begins is told to `begin` or `open`; what was not, is not told when
     it ends either.
@@ -206,7 +206,7 @@ class PrincipalUse:
 
 
 class Charge:
-    """What an operation holds of a quota, until it ends."""
+    """Part of a quota that an operation holds until it ends."""
 
     __slots__ = ("_in_flight_bytes", "_kind", "_use")
 

@@ -58,7 +58,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StaticToken:
-    """What is kept of a token: a line of the file."""
+    """Record of a token: a line of the file."""
 
     token_id: str
     name: str

@@ -27,7 +27,7 @@ CALL_S = 20.0
 
 
 class Outcome(NamedTuple):
-    """What the caller got: the code and message of a refusal, or empty texts."""
+    """The answer to a caller: the code and message of a refusal, or empty texts."""
 
     code: str
     message: str
@@ -62,7 +62,7 @@ def policy() -> Policy:
 
 
 def may(name: str, site: Site, key: bytes) -> bool:
-    """Whether the rule of a site lets a principal name a key there."""
+    """Return whether the rule of a site lets a principal name a key there."""
     needed, held = site.needed, HELD[name]
     if needed is None or name == ROOT:
         return True
@@ -128,7 +128,7 @@ class Callers:
             )
 
     async def goes_on(self, rest: kv_pb2.ScanRequest, name: str) -> bool:
-        """Whether a page token is accepted of a principal; otherwise the request is invalid."""
+        """Return whether a page token is accepted of a principal, or else is invalid."""
         try:
             replies = [reply async for reply in self.kv.Scan(rest, metadata=self.shown(name))]
         except grpc.aio.AioRpcError as error:
@@ -200,7 +200,7 @@ def _refused(code: str, message: str) -> Outcome:
 async def holes(
     callers: Callers, sites: Sequence[Site], names: Iterable[str] = tuple(HELD)
 ) -> list[str]:
-    """What was not refused although it had to be, changed something, or revealed something."""
+    """Return what was not refused but had to be, changed something, or revealed something."""
     found: list[str] = []
     before = await callers.state()
     for name in names:

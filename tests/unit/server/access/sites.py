@@ -115,7 +115,7 @@ class Site:
 
     @property
     def needed(self) -> Needed | None:
-        """What the rule says."""
+        """The verbs that the rule names; None: nobody is refused."""
         verbs = RULES[self.label]
         return None if verbs is None else frozenset(verbs)
 

@@ -40,8 +40,10 @@ async def served(issuer: TokenIssuer, tokens: TokenBook) -> AsyncIterator[Guarde
         yield server
 
 
-def client_of(server: GuardedServer, token: str, retry: RetryPolicy = ONCE) -> Client:
-    return Client(server.listen, access_token=token, insecure_token=True, retry=retry)
+def client_of(
+    server: GuardedServer, token: str, retry: RetryPolicy = ONCE, *, coalesce: bool = True
+) -> Client:
+    return Client(server.listen, access_token=token, retry=retry, coalesce=coalesce)
 
 
 async def test_claims_of_a_web_token_decide(tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ async def test_guessing_makes_a_peer_wait_and_those_who_are_known_go_on(tmp_path
             served(issuer, tokens) as server,
             client_of(server, tokens.text("ann")) as ann,
             client_of(server, tokens.text("bob")) as bob,
-            client_of(server, tokens.text("ann")[:-1]) as guessing,
+            client_of(server, tokens.text("ann")[:-1], coalesce=False) as guessing,
         ):
             await ann.put(b"o/1", b"v")
             advice = None
