@@ -333,8 +333,8 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
         server is asked, so that a lagging reader does not use up the time of the call.
 
         The default of `wire` is that of SHALEKV_CLIENT_WIRE in the environment, or `Wire.NATIVE`.
-        Raises ValueError for a malformed address, option or
-        token, and for files that cannot be used; OSError if that of the token cannot be read.
+        Raises ValueError for a malformed address, option or token, and for files that cannot be
+        used; OSError if that of the token cannot be read.
         """
         self.addresses = checked_addresses(address)
         self.address = self.addresses[0]
@@ -376,9 +376,9 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
 
         Another client, in this process or another, that gets the token by `advance` or when it is
         created sees this state or a newer one; `str(token)` is the token as text. It is no secret,
-        and none of those that say who the client is (`access_token`). The state
-        includes what this client has written, except writes of durability MEMORY, and what it has
-        read, except reads of level UNCOMMITTED: a crash may revoke those.
+        and says nothing of who the client is, as an `access_token` does. The state includes what
+        this client has written, except writes of durability MEMORY, and what it has read, except
+        reads of level UNCOMMITTED: a crash may revoke those.
         """
         return self._freshness.token
 

@@ -17,7 +17,7 @@ class TlsSettings(Settings):
         default="",
         description="PEM file with the certificate of this process and those that lead from it to "
         "its authority. It is shown to clients, and to the safekeepers and the etcd that this "
-        "process connects to. This file and the two below are read again when they change.",
+        "process connects to. All files of TLS are read again when they change.",
         json_schema_extra={"user": "security: encrypts all connections"},
     )
     tls_key: str = Field(

@@ -287,6 +287,9 @@ async def test_a_writer_that_asks_who_calls_is_shown_the_token(
     async with ready(tmp_path, processes, *listening, *asking) as load:
         with pytest.raises(InvalidSetting, match="writer: "):
             await Committer(load.store, None, timeout_s=TIMEOUT_S, tls=tls).check()
+        none = f"{tmp_path}/none"
+        with pytest.raises(InvalidSetting, match="token_file: "):
+            await Committer(load.store, None, timeout_s=TIMEOUT_S, token_file=none).check()
         file = f"{tmp_path}/token"
         committer = Committer(load.store, None, timeout_s=TIMEOUT_S, tls=tls, token_file=file)
         await committer.check()

@@ -177,6 +177,8 @@ class Committer:
                 found = (await client.status()).view.database_id
         except (Unauthenticated, PermissionDenied) as error:
             raise InvalidSetting(f"writer: {error}") from error
+        except OSError as error:  # its text names the file
+            raise InvalidSetting(f"token_file: {error}") from error
         except (ShaleKVError, ValueError) as error:
             raise _unreachable(addresses, error) from error
         if found != manifest.database_id:
