@@ -110,6 +110,20 @@ class BlockIndex:
     def __iter__(self) -> Iterator[BlockHandle]:
         return map(self.__getitem__, range(self.count))
 
+    def pieces(self, bytes_max: int) -> Iterator[tuple[range, tuple[int, int]]]:
+        """Divide the blocks into pieces to read: yield their numbers, the offset and the length.
+
+        A piece has `bytes_max` at most, unless it is one block.
+        """
+        first, offset, length = 0, 0, 0
+        for number, handle in enumerate(self):
+            if length and length + handle.length > bytes_max:
+                yield range(first, number), (offset, length)
+                first, offset, length = number, handle.offset, 0
+            length += handle.length
+        if length:
+            yield range(first, self.count), (offset, length)
+
     def first_key(self, number: int) -> bytes:
         """Return the first key of block `number`, 0 to `len(self)` - 1."""
         offsets, keys_at = self.key_offsets, self.keys_at

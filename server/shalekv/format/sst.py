@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, compress
 from operator import eq
@@ -288,8 +288,18 @@ class SstAudit:
         self.repeated_key: bytes | None = None  # a point with a second version
         self.loads: list[PendingLoad] = []  # those that control records commit
 
-    def check_block(self, number: int, data: bytes) -> CorruptObject | None:
-        """Check block `number`, whose bytes are `data`; return what is wrong, if anything."""
+    def check_blocks(self, numbers: Iterable[int], data: bytes) -> list[CorruptObject]:
+        """Check these adjacent blocks, whose bytes are `data`; return what is wrong."""
+        errors, start = [], 0
+        for number in numbers:
+            end = start + self._index[number].length
+            error = self._check_block(number, data[start:end])
+            if error is not None:
+                errors.append(error)
+            start = end
+        return errors
+
+    def _check_block(self, number: int, data: bytes) -> CorruptObject | None:
         try:
             block = read_block(self._index, number, data)
             columns = block.columns()

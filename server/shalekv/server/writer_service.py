@@ -10,6 +10,7 @@ from shalekv.errors import CorruptObject, InvalidRequest
 from shalekv.format.coding import Piece
 from shalekv.format.names import is_uuid7
 from shalekv.format.sst_message import info_of
+from shalekv.protocol.access import Need, Verb
 from shalekv.protocol.loads import check_load_id, files_problem
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.protocol.transaction import Change, Puts
@@ -29,6 +30,8 @@ from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
 from shalekv.write.engine import WriterEngine
 from shalekv.write.ingest import Loads
 
+_LOAD_ALL = Need(Verb.INGEST)
+
 
 class Ingests:
     """Implements `Admin.IngestSst`: commits SST files that are already in the object store."""
@@ -38,15 +41,23 @@ class Ingests:
         self._loads = loads
         self._header = header
 
-    async def ingest_sst(self, request: admin_pb2.IngestSstRequest) -> admin_pb2.IngestSstReply:
+    async def ingest_sst(
+        self, request: admin_pb2.IngestSstRequest, call: Call
+    ) -> admin_pb2.IngestSstReply:
         """Commit the files, unless the load was committed before.
+
+        Those of a caller who may not load all keys are read first: its request was judged by what
+        it says, and their footers may be forged.
 
         A call that ends early, for example by its deadline, has committed the load by then, or
         does not commit it afterwards.
         """
         check_load_header(request.header)
         load_id = check_load_id(request.load_id)
-        loaded = await self._loads.ingest(load_id, file_infos(request.ssts))
+        may_load_all = call.caller is None or call.caller.permissions.allow(_LOAD_ALL)
+        loaded = await self._loads.ingest(
+            load_id, file_infos(request.ssts), reads_blocks=not may_load_all
+        )
         return admin_pb2.IngestSstReply(
             header=self._header(loaded.seq, loaded.wal_id), already_applied=loaded.already_applied
         )
@@ -237,7 +248,7 @@ class WriterAdmin:
         """Commit SST files that are already in the object store."""
         requests.check_deadline(call, self._clock)
         self._engine.check_serving()
-        return self._ingests.ingest_sst(request)
+        return self._ingests.ingest_sst(request, call)
 
     def _landed(self) -> kv_pb2.ReplyHeader:
         """Make the header of a reply that shows all that has landed."""

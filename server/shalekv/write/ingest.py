@@ -37,7 +37,7 @@ from shalekv.format.columns import Columns, Section
 from shalekv.format.contents import UNNUMBERED
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
-from shalekv.format.sst import metadata_range, read_metadata
+from shalekv.format.sst import SstAudit, SstMetadata, metadata_range, read_metadata
 from shalekv.format.sst_writer import FinishedSst, SstWriter
 from shalekv.protocol.entry import NO_EXPIRY
 from shalekv.protocol.fencing import WriterId
@@ -73,6 +73,7 @@ from shalekv.write.logical_time import LogicalTime
 log = structlog.get_logger()
 
 FILES_AT_ONCE = 16  # files checked in parallel
+PIECE_BYTES = 4 << 20  # of blocks of a file that are checked at once
 ROWS_AT_ONCE = 512  # rows given to an SST writer at once
 WRITE_ID_BYTES = 16
 SST_RANDOM_BYTES = 8
@@ -81,13 +82,16 @@ ID_BYTES = 16
 FILE_BYTES = 1_000  # accounted memory of a file until its load is committed, beside its keys
 
 
-async def check_files(store: CasStore, infos: Sequence[SstInfo], *, database_id: bytes) -> int:
+async def check_files(
+    store: CasStore, infos: Sequence[SstInfo], *, database_id: bytes, reads_blocks: bool = False
+) -> int:
     """Check the files of a load against its list. Returns the time of the oldest file.
 
     That is when it was written by the store's clock, in milliseconds. Reads footer and index of
-    each file; the checksum in the footer covers the rest. Raises `InvalidRequest` for a file that
-    is missing, is not as listed, or holds other entries than puts and tombstones without a sequence
-    number; and `StoreUnavailable`.
+    each file; the checksum in the footer covers the rest. But a forged footer may tell other keys
+    than the blocks have: with `reads_blocks`, they are read and compared. Raises `InvalidRequest`
+    for a file that is missing, is not as listed, or holds other entries than puts and tombstones
+    without a sequence number; and `StoreUnavailable`.
     """
     unchecked = [*enumerate(infos)]
     modified_ms: list[int] = []
@@ -95,13 +99,17 @@ async def check_files(store: CasStore, infos: Sequence[SstInfo], *, database_id:
     async def work() -> None:
         while unchecked:
             at, info = unchecked.pop()
-            modified_ms.append(await _check(store, at, info, database_id))
+            modified_ms.append(
+                await _check(store, at, info, database_id, reads_blocks=reads_blocks)
+            )
 
     await in_parallel(work, min(len(unchecked), FILES_AT_ONCE))
     return min(modified_ms)
 
 
-async def _check(store: CasStore, at: int, info: SstInfo, database_id: bytes) -> int:
+async def _check(
+    store: CasStore, at: int, info: SstInfo, database_id: bytes, *, reads_blocks: bool
+) -> int:
     name = level_name(info.id)
     try:
         found = await store.head(name)
@@ -120,7 +128,23 @@ async def _check(store: CasStore, at: int, info: SstInfo, database_id: bytes) ->
     listed = replace(info, first_expiry_ms=NO_EXPIRY)
     if found.size_bytes != info.size_bytes or metadata.footer.info(info.level) != listed:
         raise InvalidRequest(f"ssts[{at}]", f"{name} is not what it is listed as")
+    if reads_blocks:
+        await _check_blocks(store, at, info, metadata)
     return found.modified_ms
+
+
+async def _check_blocks(store: CasStore, at: int, info: SstInfo, metadata: SstMetadata) -> None:
+    """Raise `InvalidRequest` unless the file has exactly what its footer tells."""
+    audit = SstAudit(metadata.footer, metadata.index, None)
+    problems: list[CorruptObject] = []
+    for numbers, (offset, length) in metadata.index.pieces(PIECE_BYTES):
+        data = await store.get_range(level_name(info.id), offset, length)
+        problems += await store.runtime.workers.run(audit.check_blocks, numbers, data)
+        if problems:
+            raise InvalidRequest(f"ssts[{at}]", str(problems[0]))
+    problem = audit.check_contents()
+    if problem is not None:
+        raise InvalidRequest(f"ssts[{at}]", str(problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,8 +373,12 @@ class Loads:
                 Commit.of_load(load, self._log.next_seq, settle, size_bytes=size_bytes, keyed=keyed)
             )
 
-    async def ingest(self, load_id: str, infos: Sequence[SstInfo]) -> Loaded:
+    async def ingest(
+        self, load_id: str, infos: Sequence[SstInfo], *, reads_blocks: bool = False
+    ) -> Loaded:
         """Commit ready-made files, unless the load was committed before.
+
+        `reads_blocks` is that of `check_files`.
 
         REQUIRES: they are listed without level and sequence numbers, and `files_problem` finds
         none. Raises `InvalidRequest` for a file that is not as listed, `LeaseLost`, `LoadUnknown`,
@@ -359,7 +387,7 @@ class Loads:
         while (seq := self._find(load_id)) is None:
             same = self._in_flight.get(load_id)
             if same is None:
-                return await self._ingest_once(load_id, infos)
+                return await self._ingest_once(load_id, infos, reads_blocks=reads_blocks)
             await same.wait()
         return Loaded(seq, None)
 
@@ -377,7 +405,9 @@ class Loads:
             }
         return find_load([*self._committed.values(), *manifest.recent_loads], load_id)
 
-    async def _ingest_once(self, load_id: str, infos: Sequence[SstInfo]) -> Loaded:
+    async def _ingest_once(
+        self, load_id: str, infos: Sequence[SstInfo], *, reads_blocks: bool
+    ) -> Loaded:
         settled = self._in_flight[load_id] = asyncio.Event()
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
@@ -386,7 +416,8 @@ class Loads:
             settled.set()
 
         try:
-            await self._submit_files(load_id, infos, self._settle(future, finish))
+            settle = self._settle(future, finish)
+            await self._submit_files(load_id, infos, settle, reads_blocks=reads_blocks)
         except BaseException:
             finish()
             raise
@@ -410,7 +441,7 @@ class Loads:
         return settle
 
     async def _submit_files(
-        self, load_id: str, infos: Sequence[SstInfo], settle: OnSettled
+        self, load_id: str, infos: Sequence[SstInfo], settle: OnSettled, *, reads_blocks: bool
     ) -> None:
         self._log.check_available()
         keys_bytes = sum(len(info.first_key) + len(info.last_key) for info in infos)
@@ -419,7 +450,9 @@ class Loads:
         await self._admission.wait(size_bytes)
         try:
             database_id = self._registry.manifest.current.database_id
-            oldest_ms = await check_files(self._store, infos, database_id=database_id)
+            oldest_ms = await check_files(
+                self._store, infos, database_id=database_id, reads_blocks=reads_blocks
+            )
             load = PendingLoad(load_id, SstTable.from_infos(infos))
             await self._registry.register(load, oldest_ms=oldest_ms)
         except BaseException:

@@ -21,6 +21,7 @@ from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.snapshot import create_snapshot
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.read import lookup
+from shalekv.server.service import Call
 from shalekv.server.status import LevelsReport, ProcessUse, StorePlace, fill_reads
 from shalekv.server.writer_service import Ingests, file_infos
 from shalekv.settings import CompactorSettings, StoreSettings, WriterSettings
@@ -269,8 +270,8 @@ async def test_a_load_is_committed_once() -> None:
     sst = await file_of(database, 1, [Entry(b"a", 0, Kind.PUT, b"1")])
     async with loading(database) as writer:
         ingests = Ingests(writer.loads, header)
-        first = await ingests.ingest_sst(request(sst))
-        again = await ingests.ingest_sst(request(sst))
+        first = await ingests.ingest_sst(request(sst), Call())
+        again = await ingests.ingest_sst(request(sst), Call())
     [(load, _)] = writer.landed
     assert (first.header.seq, first.header.wal_id) == (load.seq, load.wal_id)
     assert not first.already_applied
@@ -303,7 +304,7 @@ async def test_requests_are_checked(sent: admin_pb2.IngestSstRequest, field: str
     database = await Database.created()
     async with loading(database) as writer:
         with pytest.raises(InvalidRequest) as caught:
-            await Ingests(writer.loads, header).ingest_sst(sent)
+            await Ingests(writer.loads, header).ingest_sst(sent, Call())
         assert caught.value.field == field
         assert writer.store.asked("create") == []
 

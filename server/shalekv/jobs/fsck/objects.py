@@ -6,7 +6,7 @@ A large SST is read in pieces, so that only a few megabytes of it are in memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeVar
@@ -15,7 +15,7 @@ from shalekv.errors import CorruptObject, ObjectNotFound, StoreError, WrongObjec
 from shalekv.format.coding import crc32c
 from shalekv.format.filter import Filter
 from shalekv.format.footer import Footer, needed_tail, read_footer
-from shalekv.format.index import BlockHandle, BlockIndex
+from shalekv.format.index import BlockIndex
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import (
     MANIFEST_FOLDER,
@@ -199,42 +199,15 @@ async def _filter(data: _Bytes, audited: ObjectAudit, footer: Footer) -> Filter 
 async def _blocks(
     store: CasStore, data: _Bytes, audited: ObjectAudit, audit: SstAudit, index: BlockIndex
 ) -> None:
-    for number, handles in _pieces(index):
-        offset = handles[0].offset
-        piece = await data.read(offset, handles[-1].offset + handles[-1].length - offset)
-        for error in await store.runtime.workers.run(_check, audit, number, handles, piece):
+    for numbers, (offset, length) in index.pieces(PIECE_BYTES):
+        piece = await data.read(offset, length)
+        for error in await store.runtime.workers.run(audit.check_blocks, numbers, piece):
             audited.add(error)
     audited.repeated_key = audit.repeated_key
     audited.loads = audit.loads
     contradiction = audit.check_contents()
     if contradiction is not None:
         audited.add(contradiction)
-
-
-def _check(
-    audit: SstAudit, first: int, handles: Sequence[BlockHandle], piece: bytes
-) -> list[CorruptObject]:
-    start = handles[0].offset
-    errors = []
-    for number, handle in enumerate(handles, first):
-        at = handle.offset - start
-        error = audit.check_block(number, piece[at : at + handle.length])
-        if error is not None:
-            errors.append(error)
-    return errors
-
-
-def _pieces(index: BlockIndex) -> Iterator[tuple[int, list[BlockHandle]]]:
-    """Group the blocks to fetch together; yield each group with the number of its first block."""
-    first, handles, size_bytes = 0, list[BlockHandle](), 0
-    for number, handle in enumerate(index):
-        if handles and size_bytes + handle.length > PIECE_BYTES:
-            yield first, handles
-            first, handles, size_bytes = number, [], 0
-        handles.append(handle)
-        size_bytes += handle.length
-    if handles:
-        yield first, handles
 
 
 @dataclass(frozen=True, slots=True)
