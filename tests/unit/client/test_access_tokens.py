@@ -20,6 +20,7 @@ from shalekv.server.access.guard import Guard
 from shalekv.server.access.identity import Credentials, Identity
 from shalekv_client import (
     Client,
+    ClientClosed,
     PermissionDenied,
     ShaleKVError,
     SyncClient,
@@ -226,7 +227,9 @@ async def test_the_search_for_the_writer_shows_the_token() -> None:
 
 
 async def test_functions_may_be_asynchronous_and_slow() -> None:
-    """Calls wait for the first token within their timeout; the error does not repeat its words."""
+    """Calls wait for the first token within their timeout, or until the client is closed. An error
+    does not repeat the words of a function.
+    """
 
     async def token() -> str:
         await asyncio.sleep(0)
@@ -246,9 +249,15 @@ async def test_functions_may_be_asynchronous_and_slow() -> None:
             with pytest.raises(Unauthenticated, match="raised KeyError") as raised:
                 await client.put(b"k", b"v")
             assert OLD not in str(raised.value)
+        others = asyncio.all_tasks()
         async with Client(server.address, access_token=silent) as client:
             with pytest.raises(Unauthenticated, match="not returned in time"):
                 await client.put(b"k", b"v", timeout_ms=50)
+            waiting = asyncio.ensure_future(client.put(b"k", b"v"))
+            await asyncio.sleep(0)
+        with pytest.raises(ClientClosed):
+            await waiting
+        await until(lambda: asyncio.all_tasks() <= others, "the end of what the client has begun")
 
 
 async def test_coalesced_writes_go_on_with_another_token() -> None:

@@ -59,6 +59,7 @@ from shalekv_client.retry import (
     next_attempt,
 )
 from shalekv_client.routing.endpoints import Endpoint, Endpoints
+from shalekv_client.routing.security import AccessToken
 from shalekv_client.routing.servers import ConnectionOptions, Server, Servers, is_address
 from shalekv_client.routing.tokens import Freshness
 from shalekv_client.routing.writer_search import WriterSearch
@@ -171,7 +172,7 @@ class Fleet:
         """
         self.check_open()
         if self._token is not None:
-            await self._token.known(self.address, timeout_ms)
+            await self._know(self._token, timeout_ms)
         found = self._choose(self._effective(destination), tried)
         if found is None:
             found = await self._search.find(timeout_ms / 1000.0)
@@ -223,6 +224,13 @@ class Fleet:
         """Return the number of the access token that calls have from now on; 0: none."""
         return 0 if self._token is None else self._token.number
 
+    async def _know(self, token: AccessToken, timeout_ms: float) -> None:
+        try:
+            await token.known(self.address, timeout_ms)
+        except Unauthenticated:
+            self.check_open()
+            raise
+
     async def renewed(self, number: int, timeout_ms: float) -> bool:
         """Return whether another access token than that with `number`, which was refused, is used.
 
@@ -264,10 +272,10 @@ class Fleet:
         deadline_ms = self._loop.time() * 1000.0 + timeout_ms
         number = 0
         if self._token is not None:
+            if not self._token.number:
+                await self._know(self._token, timeout_ms)
+                timeout_ms = max(self._left_ms(deadline_ms), 1.0)
             number = self._token.number
-            if not number:
-                await self._token.known(self.address, timeout_ms)
-                number = self._token.number
         sole = self.endpoints.sole
         if sole is None or (sole.role is None and self._must_ask(target.destination)):
             state = CallState(target, self._effective(target.destination), self._retry)

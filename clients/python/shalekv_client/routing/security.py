@@ -117,6 +117,11 @@ class AccessToken:
             if self.number:
                 await self._ask()
 
+    def close(self) -> None:
+        """Give up a question that is not answered yet."""
+        if self._asking is not None:
+            self._asking.cancel()
+
     async def known(self, address: str, timeout_ms: float) -> None:
         """Wait for the first token.
 

@@ -298,6 +298,8 @@ class Servers:
 
     async def aclose(self) -> None:
         """Close all connections."""
+        if self.token is not None:
+            self.token.close()
         opened, self._open = self._open, {}
         for server in opened.values():
             await server.aclose()
