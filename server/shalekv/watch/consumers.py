@@ -32,6 +32,7 @@ _HOLDER = "consumer "
 _OWNER = "\t"  # between a name, which cannot contain it, and a principal
 _MS_PER_S = 1_000
 PERIOD_MS = 30_000  # least time between two edits of the manifest for one consumer
+CONSUMERS_MAX = 1_000  # of one principal: each has a place in the manifest, and keeps the WAL
 POSITIONS_MAX = 4_096  # positions remembered between the acknowledged and the last published commit
 _SEQ = itemgetter(0)
 
@@ -79,12 +80,16 @@ class ConsumerLeases:
         for a lower `wal_id_min` it is renewed where it is. Nothing is edited if the lease keeps
         these objects already and more than half of its life is left. Raises `WalUnprotected` when
         there is no lease and these objects may be deleted at any moment, `InvalidRequest` for an
-        invalid name, `ManifestConflict`, `StoreError`, and what the manifest's `edit` raises.
+        invalid name and for a principal that has `CONSUMERS_MAX` others, `ManifestConflict`,
+        `StoreError`, and what the manifest's `edit` raises.
         """
         holder = holder_of(consumer, principal)
         now_ms = await self._store.now_ms()
-        if self._is_held(await self._stored.refresh(), holder, wal_id_min, now_ms):
+        manifest = await self._stored.refresh()
+        if self._is_held(manifest, holder, wal_id_min, now_ms):
             return
+        if principal and find_wal_lease(manifest, holder) is None:
+            _check_count(manifest, principal)
         expire_time_s = -(-now_ms // _MS_PER_S) + self._ttl_s
 
         def edit(manifest: Manifest) -> Manifest:
@@ -120,6 +125,14 @@ class ConsumerLeases:
         if found is None or found.wal_id_min is None or found.wal_id_min < wal_id_min:
             return False
         return found.expire_time_s * _MS_PER_S - now_ms > self._ttl_s * _MS_PER_S / 2
+
+
+def _check_count(manifest: Manifest, principal: str) -> None:
+    """Raise `InvalidRequest` if a principal may have no more consumers."""
+    owned = sum(each.principal == principal for each in consumers_of(manifest))
+    if owned >= CONSUMERS_MAX:
+        problem = f"{principal} has {owned} consumers, and no more are allowed"
+        raise InvalidRequest("consumer", f"{problem}: delete some, or let their leases end")
 
 
 def consumers_of(manifest: Manifest) -> Sequence[Consumer]:

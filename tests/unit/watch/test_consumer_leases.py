@@ -11,6 +11,7 @@ from shalekv.errors import InvalidRequest, WalUnprotected
 from shalekv.format import names
 from shalekv.store.api import RequestKind
 from shalekv.watch.consumers import NAME_CHARS_MAX
+from tests.kit.constants import constants
 from tests.kit.engine.collection import TTL_S, CollectedDatabase
 
 
@@ -96,6 +97,24 @@ async def test_retained_wal_can_be_leased_later() -> None:
     assert wal_ids(database) == [5, 6, 7]
     await database.collecting().collect()
     assert wal_ids(database) == [5, 6, 7]
+
+
+async def test_a_principal_has_so_many_consumers_and_no_more() -> None:
+    """Or its names would fill the manifest. Those of others, and those of nobody, do not count."""
+    database = await compacted()
+    consumers = database.consumers()
+    with constants({"shalekv.watch.consumers:CONSUMERS_MAX": 2}):
+        for name, principal in (("a", ""), ("a", "uri:b"), ("a", "uri:a"), ("b", "uri:a")):
+            await consumers.hold(name, 4, principal=principal)
+        before = await database.manifest()
+        with pytest.raises(InvalidRequest, match="uri:a has 2 consumers"):
+            await consumers.hold("c", 4, principal="uri:a")
+        assert await database.manifest() == before
+        await consumers.hold("b", 5, principal="uri:a")
+        await consumers.release("a", principal="uri:a")
+        await consumers.hold("c", 5, principal="uri:a")
+        for name in "bcd":
+            await consumers.hold(name, 5)
 
 
 async def test_hold_that_changes_nothing_edits_nothing() -> None:
