@@ -169,10 +169,6 @@ class Permissions:
             return False
         return at == len(bounds) or (bool(end) and end <= bounds[at])
 
-    def allow_key(self, verb: Verb, key: bytes) -> bool:
-        """Return whether the verb is allowed on this key."""
-        return bisect_right(self._bounds[verb], key) & 1 == 1
-
     def rules(self) -> tuple[Rule, ...]:
         """Return the fewest rules that allow the same: one for each range and its verbs."""
         verbs: dict[KeyRange, list[Verb]] = {}

@@ -67,6 +67,11 @@ ANN = Principal("token:ann")
 READ_WRITE = frozenset({Verb.READ, Verb.WRITE})
 
 
+def of_key(verb: Verb, key: bytes) -> Need:
+    """The need of a verb on one key."""
+    return Need(verb, KeyRange(key, key + b"\0"))
+
+
 def contains(keys: KeyRange, key: bytes) -> bool:
     return keys.start <= key and (not keys.end or key < keys.end)
 
@@ -100,15 +105,14 @@ def allowed_to_ann(*rules: Rule) -> Permissions:
 
 @given(POLICIES, PRINCIPALS)
 def test_a_key_is_allowed_as_the_model_says(policy: Policy, principal: Principal) -> None:
-    """One key: both decisions are those of the model, and so are those of the rules made of it."""
+    """One key: the decision is that of the model, and so is that of the rules made of it."""
     permissions = permissions_of(policy, principal)
     again = permissions_of(enforced([Role("r", permissions.rules())], Grant(ANYBODY, ("r",))), ANN)
     for verb in Verb:
         for key in map(str.encode, KEYS):
             expected = allows(policy, principal, verb, key)
-            assert permissions.allow_key(verb, key) is expected
-            assert permissions.allow(Need(verb, KeyRange(key, key + b"\0"))) is expected
-            assert again.allow_key(verb, key) is expected
+            assert permissions.allow(of_key(verb, key)) is expected
+            assert again.allow(of_key(verb, key)) is expected
 
 
 @given(POLICIES, PRINCIPALS, RANGES, st.sampled_from(Verb))
@@ -118,7 +122,7 @@ def test_a_range_is_allowed_if_each_of_its_keys_is(
     """Allowed exactly if the model allows each key that is a bound of a rule or in between."""
     permissions = permissions_of(policy, principal)
     assert permissions.is_empty is not any(
-        permissions.allow_key(verb, key) for verb in Verb for key in points(policy, keys)
+        permissions.allow(of_key(verb, key)) for verb in Verb for key in points(policy, keys)
     )
     inside = [key for key in points(policy, keys) if contains(keys, key)]
     # A range without a key counts as its first key.
@@ -155,8 +159,8 @@ def test_a_rule_without_keys_takes_none_away() -> None:
     read = frozenset({Verb.READ})
     bounds = (KeyRange(b"a", b"e"), KeyRange(b"f", b"b"), KeyRange(b"x", b"y"))
     permissions = allowed_to_ann(*(Rule(read, keys) for keys in bounds))
-    assert permissions.allow_key(Verb.READ, b"c")
-    assert not permissions.allow_key(Verb.READ, b"f")
+    assert permissions.allow(of_key(Verb.READ, b"c"))
+    assert not permissions.allow(of_key(Verb.READ, b"f"))
 
 
 def test_rules_join_the_verbs_of_a_range() -> None:
