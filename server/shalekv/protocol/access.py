@@ -135,7 +135,7 @@ class Policy:
     is_enforced: bool = False
     roles: tuple[Role, ...] = ()
     grants: tuple[Grant, ...] = ()
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
 
 
 class Permissions:

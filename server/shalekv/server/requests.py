@@ -21,7 +21,7 @@ import asyncio
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from hmac import compare_digest
 from operator import attrgetter
@@ -377,7 +377,7 @@ class PageSeal:
 
     database_id: bytes
     principal: str  # name of the caller; empty: anonymous
-    secret: bytes  # of the access policy; empty: none is stored
+    secret: bytes = field(repr=False)  # of the access policy; empty: none is stored
     keys: KeyRange
 
     def encode(self, token: PageToken, request: kv_pb2.ScanRequest) -> bytes:

@@ -36,6 +36,7 @@ from shalekv.protocol.access import (
     quota_of,
 )
 from shalekv.protocol.entry import KEY_BYTES_MAX, KeyRange
+from shalekv.server.requests import PageSeal
 
 # All keys of up to two of these letters, in order, and bounds between and outside them.
 LETTERS = "abc"
@@ -305,3 +306,11 @@ def test_a_bad_policy_is_refused(policy: Policy, field: str, problem: str) -> No
     with pytest.raises(InvalidRequest, match=problem) as refused:
         check_policy(policy)
     assert refused.value.field == field
+
+
+def test_the_secret_is_not_shown() -> None:
+    """Neither by a policy nor by what it seals, so that no log or error can have it."""
+    secret = b"for nobody"
+    seal = PageSeal(bytes(16), ANN.name, secret, ALL_KEYS)
+    for each in (Policy(secret=secret), seal):
+        assert "for nobody" not in repr(each)
