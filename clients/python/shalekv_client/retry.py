@@ -137,7 +137,8 @@ def next_attempt(
     if destination is Destination.BY_POLICY:
         if isinstance(error, Overloaded):
             return NextAttempt.OTHER
-        return NextAttempt.OTHER if may_repeat(error, is_repeatable=True) else NextAttempt.FINAL
+        can_repeat = may_repeat(error, is_repeatable=is_repeatable)
+        return NextAttempt.OTHER if can_repeat else NextAttempt.FINAL
     if not may_repeat(error, is_repeatable=is_repeatable):
         return NextAttempt.FINAL
     is_down = isinstance(error, OutcomeUnknown) or error.code == "UNAVAILABLE"

@@ -205,9 +205,11 @@ def test_where_the_next_attempt_goes(
     repeatable_write: NextAttempt,
     write: NextAttempt,
 ) -> None:
-    """A read continues at any server that may serve it, a write where a repeat is safe."""
+    """A read continues at any server that may serve it, all else where a repeat is safe."""
     failed = error(kind, code=code, retry_after_ms=5)
     assert next_attempt(failed, BY_POLICY, is_repeatable=True) is read
+    once = FINAL if write is FINAL else read
+    assert next_attempt(failed, BY_POLICY, is_repeatable=False) is once
     assert next_attempt(failed, WRITER, is_repeatable=True) is repeatable_write
     assert next_attempt(failed, WRITER, is_repeatable=False) is write
 

@@ -8,7 +8,10 @@ import grpc
 import pytest
 
 from shalekv.errors import QueueFull, Stopping
-from shalekv_client import Client, ReadLevel, RetryPolicy, SyncClient, TooStale
+from shalekv.v1 import kv_pb2
+from shalekv_client import Client, OutcomeUnknown, ReadLevel, RetryPolicy, SyncClient, TooStale
+from shalekv_client.operations import GET
+from shalekv_client.policies import Destination
 from shalekv_client.routing import endpoints, fleet
 from tests.kit.serving.dict_server import Failure, bare, received, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster
@@ -63,6 +66,26 @@ async def test_read_goes_on_at_another_server(how: Failure, *, coalesce: bool) -
             assert (await client.get(b"k")) is not None
             assert await client.batch_get([b"x"]) == [None]
         assert gets(running) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "how", [bare(grpc.StatusCode.UNAVAILABLE), silent()], ids=["lost", "silent"]
+)
+async def test_call_of_any_server_that_may_be_done_is_not_repeated(how: Failure) -> None:
+    """The first server that is asked for a change, as of snapshots, is the only one."""
+    async with cluster() as running:
+        for reader in running.readers:
+            reader.state.failures.append(how)
+        async with Client(running.addresses, replica_wait_ms=10) as client:
+            with pytest.raises(OutcomeUnknown):
+                await client.fleet.unary(
+                    GET.method,
+                    kv_pb2.GetRequest(key=b"k"),
+                    destination=Destination.BY_POLICY,
+                    is_repeatable=False,
+                    timeout_ms=200,
+                )
+        assert sum(gets(running)) == 1
 
 
 async def test_server_that_hangs_costs_one_read() -> None:

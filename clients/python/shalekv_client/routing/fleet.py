@@ -383,12 +383,12 @@ class Fleet:
         return reply
 
     def _time_ms(self, server: Server, state: CallState, left_ms: float) -> float:
+        if not state.target.is_repeatable:
+            return left_ms
         if state.destination is Destination.BY_POLICY and not server.is_writer:
             wait_ms = state.target.replica_wait_ms or self._routing.replica_wait_ms
             return attempt_ms(left_ms, wait_ms, state.attempts)
-        if state.target.is_repeatable:
-            return attempt_ms(left_ms, self._routing.writer_silence_ms, state.attempts)
-        return left_ms
+        return attempt_ms(left_ms, self._routing.writer_silence_ms, state.attempts)
 
     async def _delay_before_next_ms(
         self, state: CallState, error: ShaleKVError, left_ms: float
