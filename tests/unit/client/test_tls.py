@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shalekv.clock import LoopClock
 from shalekv.rpc.server import Server
 from shalekv.settings import TlsSettings
 from shalekv_client import Client, RetryPolicy, SyncClient, TlsOptions, Unreachable
@@ -120,7 +121,7 @@ async def test_files_are_read_again(tmp_path: Path, trusting: TlsOptions) -> Non
             CA.write(tmp_path)
             async with asyncio.timeout(20):
                 while not await is_served(client):
-                    await asyncio.sleep(0.02)
+                    await LoopClock().sleep_ms(20)
 
 
 def test_files_that_cannot_be_used_are_an_error(tmp_path: Path) -> None:
