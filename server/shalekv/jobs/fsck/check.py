@@ -200,14 +200,16 @@ async def check_policies(scope: Scope, current: Manifest) -> AsyncIterator[Findi
     Versions are never deleted: the oldest one has number 1.
     """
     names = [info.name async for info in scope.store.list(ACCESS_FOLDER)]
-    versions = {parse_policy_name(name) for name in names} - {None}
-    for version in range(1, max((each or 0 for each in versions), default=0) + 1):
+    expected = 1
+    for version in sorted(version for name in names if (version := parse_policy_name(name))):
+        if version > expected:
+            problem = f"is missing, and a later version is there: the next one is {version}"
+            yield Finding(policy_name(expected), FindingKind.POLICY, problem)
+        expected = version + 1
         name = policy_name(version)
         try:
             data = (await scope.store.get(name)).data
             decode_policy(name, data, database_id=current.database_id)
-        except ObjectNotFound:
-            yield Finding(name, FindingKind.POLICY, "is missing, and a later version is there")
         except StoreError as error:
             yield unreadable(name, error)
         except CorruptObject as error:

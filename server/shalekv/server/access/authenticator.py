@@ -50,7 +50,8 @@ LOG_INTERVAL_MS = 1_000.0
 NETWORK_BITS = 64
 
 _PEER = re.compile(r"(ipv[46]):(.+):\d+")
-_BEARER = re.compile(r"bearer +([\x21-\x7e]+)", re.IGNORECASE | re.ASCII)
+# One space: a value with more would be remembered as that of another caller.
+_BEARER = re.compile(r"bearer ([\x21-\x7e]+)", re.IGNORECASE | re.ASCII)
 _NOBODY = Identity(ANONYMOUS)
 
 _log = structlog.get_logger(__name__)

@@ -30,6 +30,7 @@ from shalekv.errors import (
 )
 from shalekv.protocol.access import (
     ANYBODY,
+    AUTHENTICATED,
     ROOT,
     Grant,
     Need,
@@ -228,6 +229,6 @@ def _admin_grants(settings: AccessSettings) -> tuple[Grant, ...]:
             check_subject("admins", name)
         except InvalidRequest as error:
             raise InvalidSetting(f"--admins: {error.problem}") from None
-        if name == ANYBODY:
-            raise InvalidSetting(f"--admins: {name!r} is everybody")
+        if name in (ANYBODY, AUTHENTICATED):
+            raise InvalidSetting(f"--admins: {name!r} is no principal")
     return tuple(Grant(name, (ROOT,)) for name in sorted(settings.admin_names))

@@ -251,6 +251,7 @@ async def test_a_damaged_file_is_not_used(damage: str, said: str, tmp_path: Path
         "Bearer ",
         "YWxpY2U6c2VjcmV0",
         " Bearer YWxpY2U6c2VjcmV0",
+        "Bearer  YWxpY2U6c2VjcmV0",
         "Bearer YWxpY2U6 c2VjcmV0",
         "Bearer YWxpY2U6c2VjcmV0\n",
         "Bearer YWxpY2U6séc",
