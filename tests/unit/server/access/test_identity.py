@@ -91,7 +91,7 @@ def test_a_token_proves_the_name_of_its_line(tmp_path: Path) -> None:
     write(tmp_path / "tokens", first, second)
     authenticator = open_at(tmp_path / "tokens")
     for each in (one, other):
-        found = authenticator.identify(Credentials(PEER, authorization=f"bEARER  {each}"))
+        found = authenticator.identify(Credentials(PEER, authorization=f"bEARER {each}"))
         assert isinstance(found, Identity)
         assert found.principal == Principal("token:alice")
         assert authenticator.is_valid(found)
