@@ -38,6 +38,11 @@ def needs_of(request: Message) -> Needs | None:
     return TABLE[type(request)](request)
 
 
+def is_known(request: Message) -> bool:
+    """Return whether requests of this kind are in the table."""
+    return type(request) in TABLE
+
+
 def range_of(message: kv.KeyRange) -> KeyRange:
     """Return the keys of a range; all keys if it is malformed."""
     start, end, prefix = message.start, message.end, message.prefix
