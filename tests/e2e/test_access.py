@@ -163,7 +163,7 @@ async def test_a_successor_enforces_the_policy_from_its_first_call(
 
 
 async def test_a_lock_out_is_ended_by_the_bucket(processes: Processes, tmp_path: Path) -> None:
-    """Whoever has the bucket gets in again: by one more administrator, or by an open database."""
+    """The bucket is the way back in: by one more administrator, or by an open database."""
     guarded = await Guarded.create(processes, tmp_path, "ann", "bob")
     server = await processes.serve(guarded.url, *ALONE, *guarded.flags)
     await guarded.run(server, "", "access", "enforce", "--force")

@@ -259,7 +259,7 @@ class WireChannel:
 
 
 class _Backoff:
-    """How long calls fail at once after a failed attempt to connect."""
+    """The time for which calls fail at once after a failed attempt to connect."""
 
     def __init__(self, options: ChannelOptions) -> None:
         self._options = options

@@ -57,7 +57,7 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls, as far as credentials prove it.
+    """The name of a caller, as far as credentials prove it.
 
     `name` begins with its kind: `token:NAME`, `uri:URI`, `dns:NAME`, `cn:NAME` (of a certificate)
     or `oidc:SUBJECT`. `others` are further subjects that the same credentials prove, such as

@@ -77,7 +77,7 @@ class AuditKeys(StrEnum):
 
 
 class AccessSettings(Settings):
-    """Who may do what: identities of callers, the access policy, and the audit log."""
+    """Access control: identities of callers, the access policy, and the audit log."""
 
     admins: str = Field(
         default="",

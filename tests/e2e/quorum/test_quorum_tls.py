@@ -41,7 +41,7 @@ class Trial:
         assert made.exit_code == 0, made.output
 
     def files(self, stem: str, authority: str = "ca") -> TlsFiles:
-        """Those of one side; no certificate if `stem` is empty."""
+        """Return the files of one side; without a certificate if `stem` is empty."""
         own = {"certificate": self.path(f"{stem}.crt"), "key": self.path(f"{stem}.key")}
         return TlsFiles(**(own if stem else {}), authority=self.path(f"{authority}.crt"))
 

@@ -68,7 +68,7 @@ async def test_a_policy_that_was_replaced_meanwhile_is_refused() -> None:
 
 
 async def test_a_wrong_policy_names_its_field() -> None:
-    """What the server checks, and what means nothing."""
+    """A malformed grant or range is refused with the path of its field."""
     wrong = AccessPolicy(grants=(AccessGrant("ann"),))
     unclear = AccessRole("a", (AccessRule(frozenset({AccessVerb.READ}), b"a", prefix=b"b"),))
     async with serving(memory_store()) as served, Client(served.listen) as client:

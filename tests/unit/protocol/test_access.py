@@ -165,7 +165,7 @@ def test_a_rule_without_keys_takes_none_away() -> None:
 
 
 def test_rules_join_the_verbs_of_a_range() -> None:
-    """What a caller is told has one rule for each range."""
+    """The rules that a caller is shown are one for each range."""
     assert allowed_to_ann(
         Rule(frozenset({Verb.READ}), KeyRange(b"a", b"b")),
         Rule(frozenset({Verb.WRITE}), KeyRange(b"a", b"b")),

@@ -1,1 +1,1 @@
-"""Who calls, what the caller may do and use, and what is noted of it."""
+"""Access control: identities, permissions and quotas of callers, and the audit log."""

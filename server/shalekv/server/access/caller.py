@@ -41,7 +41,7 @@ class Policies(Protocol):
 
 
 class Caller:
-    """Who calls: an identity, with its permissions by the present policy."""
+    """The identity of a caller, with its permissions by the present policy."""
 
     __slots__ = (
         "_permissions",
