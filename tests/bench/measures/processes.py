@@ -47,7 +47,9 @@ async def loop_turns(stage: Stage, found: Found) -> None:
         "largest batches": Load(f"{KV}/Write", stage.requests(requests.writes(keys, many)), 2),
         "gets": Load(f"{KV}/Get", stage.requests(requests.gets(keys))),
         "largest gets": Load(f"{KV}/BatchGet", stage.requests(requests.batch_gets(keys, many)), 2),
-        "scans": Load(f"{KV}/Scan", stage.requests(requests.scans([b""], 0)), 4),
+        "scans": Load(
+            f"{KV}/Scan", stage.requests(requests.scans([b""], 0)), 4, may_be_aborted=True
+        ),
     }
     longest, all_late = 0.0, list[float]()
     for name, load in loads.items():
@@ -57,9 +59,11 @@ async def loop_turns(stage: Stage, found: Found) -> None:
         found.side(name, _quantiles(late))
         longest, all_late = max(longest, late[-1]), all_late + late
     read = await _lines(lines)
-    await asyncio.gather(
+    figures = await asyncio.gather(
         *(stage.put_under_load(server, load, seconds=5.0) for load in loads.values())
     )
+    if aborted := sum(each.get("aborted", 0) for each in figures):
+        found.notes.append(f"{aborted} scans of all at once were ended for the memory of writes")
     late = _late((await _lines(lines))[len(read) :])
     found.side("all at once", _quantiles(late))
     found.add("longest", max(longest, late[-1]))
