@@ -40,7 +40,8 @@ from shalekv.errors import InvalidSetting, ShaleError, Stopping
 from shalekv.rpc.native_server import Door
 from shalekv.rpc.server import READY, Server
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.server.access.audit import AuditFile, AuditLog
+from shalekv.server.access.audit import AuditLog
+from shalekv.server.access.audit_file import AuditFile
 from shalekv.server.access.guard import Guard
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService

@@ -27,10 +27,9 @@ from shalekv.errors import (
 from shalekv.server.access.audit import (
     KEYS_SHOWN_MAX,
     LINE_BYTES_MAX,
-    LOST_LOG_INTERVAL_MS,
-    AuditFile,
     AuditLog,
 )
+from shalekv.server.access.audit_file import LOST_LOG_INTERVAL_MS, AuditFile
 from shalekv.settings import AccessSettings, AuditKeys, AuditLevel
 from shalekv.v1 import admin_pb2 as admin
 from shalekv.v1 import kv_pb2 as kv

@@ -14,7 +14,8 @@ import pytest
 
 from shalekv.clock import MachineClock
 from shalekv.protocol.access import Policy, Verb
-from shalekv.server.access.audit import AuditFile, AuditLog
+from shalekv.server.access.audit import AuditLog
+from shalekv.server.access.audit_file import AuditFile
 from shalekv.server.access.guard import Guard
 from shalekv.settings import AccessSettings, AuditKeys, AuditLevel
 from shalekv.v1 import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
