@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from shalekv_client import Client, ShaleKVError
+from shalekv.server.access.audit import REFUSALS_SHOWN
+from shalekv_client import Client, RetryPolicy, ShaleKVError
 from tests.kit.processes.child import Child, event
 from tests.kit.processes.child_processes import started
 from tests.kit.processes.processes import Processes
@@ -26,6 +27,9 @@ AT_ONCE = 20
 TOKEN_VARIABLE = "SHALEKV_TOKEN"
 FORGED = "shalekv_forged_token_of_nobody"
 VALUE = "a value that nobody else may see"
+STRANGERS = 3 * REFUSALS_SHOWN
+CHANGES = 3
+SET = "Admin.SetAccessPolicy"
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -149,3 +153,30 @@ def check_lines(lines: list[dict[str, Any]]) -> None:
     assert {line["epoch"] for line in allowed} == {1}
     others = [line for line in lines if line not in allowed]
     assert {line["outcome"] for line in others} == {"unauthenticated"}
+
+
+async def test_refusals_are_counted_when_a_server_stops(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """A stranger gets a few lines and a count; the lines of an administrator are complete."""
+    path, tokens = tmp_path / "audit.log", tmp_path / "tokens"
+    created = await processes.run("token", "create", "ann", "--file", str(tokens), code=0)
+    flags = ("--tokens-file", str(tokens), "--admins", "token:ann", "--audit-log", str(path))
+    server = await processes.serve(f"file://{tmp_path}/db", *flags)
+    retry = RetryPolicy(attempts_max=1)
+    async with Client(server.listen, retry=retry) as stranger:
+        for _ in range(STRANGERS):
+            with pytest.raises(ShaleKVError):
+                await stranger.get(b"key")
+    env = {TOKEN_VARIABLE: created.stdout().strip()}
+    for number in range(CHANGES):
+        argv = ("role", "set", f"role-{number}", "--allow", "read:prefix=a")
+        await processes.run(*argv, "--address", server.listen, env=env, code=0)
+    assert await server.stop() == 0, server.report()
+    lines = lines_of(path)
+    stored = [line for line in lines if line.get("method") == SET]
+    assert [line["outcome"] for line in stored] == ["ok"] * CHANGES
+    refused = [line for line in lines if not line["principal"]]
+    assert len(refused) == REFUSALS_SHOWN + 1
+    assert refused[-1]["outcome"] == "left_out"
+    assert refused[-1]["count"] == STRANGERS - REFUSALS_SHOWN

@@ -168,8 +168,12 @@ def open_audit_log(settings: AccessSettings, role: str) -> Iterator[AuditLog | N
         return
     clock = MachineClock()
     file = AuditFile(settings.audit_log, clock)
-    with closing(file), on_hangup(file.reopen):
-        yield AuditLog(settings, file, clock, role)
+    with (
+        closing(file),
+        on_hangup(file.reopen),
+        closing(AuditLog(settings, file, clock, role)) as log,
+    ):
+        yield log
 
 
 @asynccontextmanager

@@ -8,14 +8,19 @@ r"""The audit log: a line of JSON for each operation, appended to a file or to s
 A line has at most `LINE_BYTES_MAX` bytes: of many keys it shows the first few, and of a long text
 the beginning, with "..." after it. It has no values, tokens, page tokens and idempotency keys.
 
-Lines of refused operations are written at once.
+Lines of refused operations are written at once. Of one origin, a principal or the address of a
+caller without one, they are `REFUSALS_SHOWN` within `REFUSALS_TIME_MS`; those that are left out are
+counted, and have one line together when the time is over, or at the end. So nobody can fill the
+disk, or a pipe, by being refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
@@ -34,6 +39,7 @@ from shalekv.errors import (
 )
 from shalekv.protocol.access import Verb
 from shalekv.server.access.audit_file import AuditFile
+from shalekv.server.access.authenticator import network_of
 from shalekv.settings import AccessSettings, AuditKeys, AuditLevel
 from shalekv.v1 import admin_pb2 as admin
 from shalekv.v1 import kv_pb2 as kv
@@ -45,6 +51,13 @@ PREFIX_BYTES = 8
 HASH_BYTES = 16
 KEYS_CHARS_MAX = 1_600  # of all keys of a line
 TEXT_CHARS_MAX = 256  # of each other text
+# 10 show what an origin tries. With 32 addresses strangers make 363 lines a minute: some 150 MB a
+# day, at most 2.1 GB, for as long as they go on.
+REFUSALS_SHOWN = 10
+REFUSALS_TIME_MS = 60_000.0
+ADDRESSES_MAX = 32  # of callers without a principal; the others are one origin
+PRINCIPALS_MAX = 1_000  # as well; strangers cannot make them
+OTHERS = "*"  # the name of an origin of many
 
 _HEADER_TAG = b"\x0a"  # of the header in a reply, its first field
 _LENGTH_MAX = 0x7F  # of one byte
@@ -94,6 +107,7 @@ _METHODS: Mapping[type[Message], tuple[str, Verb, AuditLevel]] = {
     admin.GetAccessPolicyRequest: ("Admin.GetAccessPolicy", Verb.ADMIN, AuditLevel.ADMIN),
     admin.SetAccessPolicyRequest: ("Admin.SetAccessPolicy", Verb.ADMIN, AuditLevel.ADMIN),
 }
+_DENIALS = (Unauthenticated, PermissionDenied)  # refused for who calls
 _CHANGES = frozenset(kind for kind, row in _METHODS.items() if row[2] is not AuditLevel.ALL)
 _LEVELS = list(AuditLevel)
 _OPENINGS = (kv.SessionRequest, kv.WatchRequest)  # of streams, whose operations have lines
@@ -127,6 +141,70 @@ class AuditEntry:
         self._log.write(self._head, text, tail, self._began_ms, outcome)
 
 
+class _Origin:
+    """What was refused to one origin within a time that ends."""
+
+    __slots__ = ("ends_ms", "first", "last", "name", "outcomes", "shown", "verbs")
+
+    def __init__(self, name: str, ends_ms: float) -> None:
+        """`name` is its part of a line."""
+        self.name = name
+        self.ends_ms = ends_ms
+        self.shown = 0
+        self.first = self.last = ""  # the times of what was left out
+        self.outcomes: Counter[str] = Counter()  # of what was left out
+        self.verbs: Counter[str] = Counter()
+
+    def leave_out(self, time_text: str, outcome: str, verb: str) -> None:
+        """Count a refusal that gets no line."""
+        self.first = self.first or time_text
+        self.last = time_text
+        self.outcomes[outcome] += 1
+        if verb:
+            self.verbs[verb] += 1
+
+    def told(self) -> str:
+        """Return the rest of the line of what was left out."""
+        verbs = f',"verbs":{{{_counted(self.verbs)}}}' if self.verbs else ""
+        return (
+            f'{self.name},"outcome":"left_out","count":{self.outcomes.total()}'
+            f',"first":"{self.first}","last":"{self.last}"'
+            f',"outcomes":{{{_counted(self.outcomes)}}}{verbs}}}\n'
+        )
+
+
+class _Origins:
+    """The origins of refusals of the last minute: a bounded number."""
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._principals: dict[str, _Origin] = {}
+        self._addresses: dict[str, _Origin] = {}
+
+    def of(self, call: AuditedCall, now_ms: float) -> _Origin:
+        """Return the origin of a call."""
+        if call.principal:
+            known, name, places = self._principals, call.principal, PRINCIPALS_MAX
+            kind = ',"principal"'
+        else:
+            known, name, places = self._addresses, network_of(call.peer), ADDRESSES_MAX
+            kind = ',"principal":"","peer"'
+        if name not in known and len(known) >= places:
+            name = OTHERS
+        origin = known.get(name)
+        if origin is None:
+            told = f"{kind}:{_text(name)}"
+            origin = known[name] = _Origin(told, now_ms + REFUSALS_TIME_MS)
+        return origin
+
+    def take(self, now_ms: float) -> Iterator[_Origin]:
+        """Forget those whose time is over, and yield them."""
+        for known in (self._principals, self._addresses):
+            for name, origin in [*known.items()]:
+                if now_ms >= origin.ends_ms:
+                    yield known.pop(name)
+
+
 class AuditLog:
     """Notes operations, as the settings of a process say."""
 
@@ -145,6 +223,7 @@ class AuditLog:
         self._hashes_keys = settings.audit_keys is AuditKeys.HASHED
         self._secret = b""
         self._second, self._second_text = 0, ""
+        self._origins = _Origins()
         self.use_secret(os.urandom(HASH_BYTES))
 
     def use_secret(self, secret: bytes) -> None:
@@ -185,11 +264,18 @@ class AuditLog:
         """Write the line of an operation that did not begin.
 
         One that was refused for who calls has a line at each level, and at once. Without a size
-        nothing is known of the request but its type, and without a request not even that.
+        nothing is known of the request but its type, and without a request not even that. If its
+        origin had many, it is counted for the next `sum_up`.
         """
-        is_denied = isinstance(error, Unauthenticated | PermissionDenied)
+        is_denied = isinstance(error, _DENIALS)
         if not is_denied and (request is None or not self.notes(type(request))):
             return
+        origin = self._origins.of(call, self._clock.monotonic_ms())
+        if origin.shown >= REFUSALS_SHOWN:
+            verb = "" if request is None else _method_of(type(request))[1]
+            origin.leave_out(self._time(), _outcome_of(error, changes=False), verb)
+            return
+        origin.shown += 1
         head = self._head(call, request, is_known=size_bytes is not None)
         tail = "}\n" if size_bytes is None else f',"request_bytes":{size_bytes}}}\n'
         text = _described(error, changes=False)
@@ -200,13 +286,25 @@ class AuditLog:
         seq = _seq_of(result)
         known = f',"seq":{seq}' if seq else ""
         duration_ms = max(self._clock.monotonic_ms() - began_ms, 0.0)
-        line = (
-            f'{{"time":"{self._time()}","role":"{self._role}","epoch":{self._epoch()}'
-            f"{head}{outcome}{known}"
-            f',"duration_ms":{duration_ms:.3f}{tail}'
-        )
-        is_urgent = isinstance(result, Unauthenticated | PermissionDenied)
-        self.file.append(line.encode("ascii"), is_urgent=is_urgent)
+        rest = f'{head}{outcome}{known},"duration_ms":{duration_ms:.3f}{tail}'
+        self._append(rest, is_urgent=isinstance(result, _DENIALS))
+
+    def sum_up(self) -> None:
+        """Write a line for each origin whose time is over, if lines of it were left out."""
+        self._sum_up(self._clock.monotonic_ms())
+
+    def close(self) -> None:
+        """Write the lines of all that was left out, before the file is closed."""
+        self._sum_up(math.inf)
+
+    def _sum_up(self, now_ms: float) -> None:
+        for origin in self._origins.take(now_ms):
+            if origin.outcomes:
+                self._append(origin.told(), is_urgent=True)
+
+    def _append(self, rest: str, *, is_urgent: bool) -> None:
+        begin = f'{{"time":"{self._time()}","role":"{self._role}","epoch":{self._epoch()}'
+        self.file.append(f"{begin}{rest}".encode("ascii"), is_urgent=is_urgent)
 
     def _time(self) -> str:
         now_ms = self._clock.wall_ms() or 0
@@ -270,26 +368,39 @@ def _method_of(request_type: type[Message]) -> tuple[str, str]:
     return f"{'KV' if request_type in _OPENINGS else 'Admin'}.{name}", ""
 
 
-def _described(outcome: Outcome, *, changes: bool) -> str:
-    """Return the outcome, and the reason if it is an error.
+def _outcome_of(outcome: Outcome, *, changes: bool) -> str:
+    """Return the name of an outcome.
 
     Of what `changes` something, a cancelled call or a bug leaves unknown whether it did.
     """
-    failed = "unknown" if changes else "error"
     match outcome:
         case Unauthenticated():
-            return ',"outcome":"unauthenticated"'
+            return "unauthenticated"
         case PermissionDenied():
-            return ',"outcome":"denied"'
+            return "denied"
         case OutcomeUnknown():
-            return f',"outcome":"unknown","reason":"{outcome.reason}"'
+            return "unknown"
         case ShaleError():
-            return f',"outcome":"error","reason":"{outcome.reason}"'
-        case asyncio.CancelledError():
-            return f',"outcome":"{failed}","reason":"CANCELLED"'
+            return "error"
         case BaseException():
-            return f',"outcome":"{failed}","reason":"{ShaleError.reason}"'
-    return ',"outcome":"ok"'
+            return "unknown" if changes else "error"
+    return "ok"
+
+
+def _described(outcome: Outcome, *, changes: bool) -> str:
+    """Return the outcome, and the reason if it is an error."""
+    name = _outcome_of(outcome, changes=changes)
+    if not isinstance(outcome, BaseException) or isinstance(outcome, _DENIALS):
+        return f',"outcome":"{name}"'
+    reason = outcome.reason if isinstance(outcome, ShaleError) else ShaleError.reason
+    if isinstance(outcome, asyncio.CancelledError):
+        reason = "CANCELLED"
+    return f',"outcome":"{name}","reason":"{reason}"'
+
+
+def _counted(counts: Counter[str]) -> str:
+    """Return the members of an object in JSON; the names need no escapes."""
+    return ",".join(f'"{name}":{count}' for name, count in sorted(counts.items()))
 
 
 def _seq_of(outcome: Outcome) -> int:

@@ -191,13 +191,15 @@ class Guard:
         self._streams.pop(stream, None)
 
     async def run(self) -> None:
-        """End streams that are not covered any more, until cancelled."""
+        """End streams that are not covered any more, and sum up refusals, until cancelled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_S):
                     await self._changed.wait()
             self._changed.clear()
             self._judge()
+            if self._audit is not None:
+                self._audit.sum_up()
             await self._sweep()
 
     def _check(self, caller: Caller, request: Message) -> None:

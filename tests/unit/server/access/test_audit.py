@@ -424,10 +424,10 @@ async def test_a_full_disk_does_not_stop_the_process() -> None:
     log = audit.log()
     with capture_logs() as logs:
         for _ in range(100):
-            log.refuse(AnyCall(), kv.PutRequest(key=b"k"), 0, denied())
+            log.begin(AnyCall(), kv.PutRequest(key=b"k"), 0).end(denied())
         assert audit.file.lost_count == 100
         audit.file._logged_ms -= LOST_LOG_INTERVAL_MS  # noqa: SLF001 (a minute passes)
-        log.refuse(AnyCall(), kv.PutRequest(key=b"k"), 0, denied())
+        log.begin(AnyCall(), kv.PutRequest(key=b"k"), 0).end(denied())
     assert [(each["log_level"], each["lost"]) for each in logs] == [("error", 1), ("error", 101)]
 
 
@@ -461,7 +461,7 @@ async def test_a_pipe_that_nobody_reads_does_not_block(tmp_path: Path) -> None:
     audit = Audit(path)
     log = audit.log()
     for _ in range(1_000):
-        log.refuse(AnyCall(), kv.PutRequest(key=b"k" * 100), 0, denied())
+        log.begin(AnyCall(), kv.PutRequest(key=b"k" * 100), 0).end(denied())
     assert 0 < audit.file.lost_count < 1_000
     data = os.read(reader, 1 << 20)
     os.close(reader)
