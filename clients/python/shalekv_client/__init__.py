@@ -37,6 +37,7 @@ from shalekv_client.changes import (
 from shalekv_client.client import Client
 from shalekv_client.errors import (
     Abandoned,
+    AccessUnknown,
     Cancelled,
     ClientClosed,
     ConditionFailed,
@@ -148,6 +149,7 @@ __all__ = [
     "AccessRole",
     "AccessRule",
     "AccessStatus",
+    "AccessUnknown",
     "AccessVerb",
     "Add",
     "Batch",

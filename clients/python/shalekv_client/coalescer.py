@@ -26,21 +26,24 @@ from shalekv_client.errors import (
     ErrorDetails,
     InvalidRequest,
     NotSent,
-    PermissionDenied,
     ShaleKVError,
-    Unauthenticated,
     Unimplemented,
     Unreachable,
 )
 from shalekv_client.operations import Note, Operation, note_nothing
-from shalekv_client.stream import OVERHEAD_BYTES, Outbox, Pending, SessionStream
+from shalekv_client.stream import (
+    OVERHEAD_BYTES,
+    REFUSED_CALLERS,
+    Outbox,
+    Pending,
+    SessionStream,
+)
 from shalekv_wire.calls import ClientStream
 
 BUCKET_MS = 5.0  # an operation gets at most this much more time than its timeout
 STREAM_AGE_S = 10.0  # far less than the 30 s that a server leaves to calls on an old connection
 REOPEN_INITIAL_S = 0.02
 REOPEN_MAX_S = 1.0
-_REFUSED_CALLERS = (Unauthenticated, PermissionDenied)
 ABSENT_S = 60.0  # after this time sessions are tried again: the server may have been replaced
 
 Bucket: TypeAlias = set[Pending]
@@ -285,7 +288,7 @@ class Coalescer:
                 pending.fail(reason)
         elif stream is self._stream:
             self._backoff.failed(reason, has_answered=stream.has_answered)
-            if isinstance(reason, _REFUSED_CALLERS):  # as the next session will be, most likely
+            if isinstance(reason, REFUSED_CALLERS):  # as the next session will be, most likely
                 for pending in self._outbox.clear():
                     pending.fail(reason)
             elif not self._is_alone():
@@ -302,7 +305,7 @@ class Coalescer:
     def _not_sent(self, operation: Operation[Any]) -> ShaleKVError:
         """Return the error for an operation that must not wait for the next session."""
         failure = self._backoff.last_failure
-        if isinstance(failure, _REFUSED_CALLERS):
+        if isinstance(failure, REFUSED_CALLERS):
             return failure.again()
         if operation.read_level is not None and isinstance(failure, Unreachable):
             return failure.again()  # says more than that the read was not sent
@@ -316,7 +319,10 @@ class Coalescer:
             pending.fail(DeadlineExceeded(details))
             return
         message = f"could not be sent within {pending.timeout_ms:.0f} ms"
-        if self._stream is None and self._backoff.last_failure:
+        if self._stream is None and (failure := self._backoff.last_failure):
+            if isinstance(failure, REFUSED_CALLERS):
+                pending.fail(failure)
+                return
             message += f"; {self._backoff.why}"
         pending.fail(DeadlinePassed(ErrorDetails(self._address, "DEADLINE_EXCEEDED", message)))
 

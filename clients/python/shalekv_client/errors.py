@@ -21,6 +21,7 @@ ShaleKVError
 │   ├── WrongDatabase     the server, or the token, is of another database
 │   ├── Unauthenticated   the server does not know who calls
 │   ├── PermissionDenied  the caller may not do this; `verb` is what it lacks
+│   ├── AccessUnknown     the server cannot find out at present who calls, or what it may do
 │   ├── Unimplemented     this server does not have the call or the option
 │   ├── LeaseLost         files that a job has written may be deleted already
 │   ├── Overloaded        try again after `retry_after_ms`
@@ -224,6 +225,13 @@ class PermissionDenied(NotApplied):
     def verb(self) -> str:
         """The verb that the caller lacks on a key of the call, such as ``write``."""
         return self.details.metadata.get("verb", "")
+
+
+class AccessUnknown(NotApplied):
+    """The server cannot find out at present who calls, or what the caller may do. Try again.
+
+    The issuer of the access token does not answer the server, or the object store does not.
+    """
 
 
 class Unimplemented(NotApplied):

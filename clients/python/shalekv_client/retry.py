@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from shalekv_client.errors import (
+    AccessUnknown,
     Cancelled,
     ConnectionLost,
     DeadlineExceeded,
@@ -66,6 +67,7 @@ _BEFORE_KEY_CHECK = (
     NotSent,
     Unauthenticated,
     PermissionDenied,
+    AccessUnknown,
 )
 
 DOUBLINGS_MAX = 40  # no delay is that long, and 2.0 ** 1024 would be an error

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from shalekv.v1 import kv_pb2
 from shalekv_client.error_table import error_of_operation, error_of_stream, not_an_answer
 from shalekv_client.errors import (
+    AccessUnknown,
     ConnectionLost,
     ErrorDetails,
     NotApplied,
@@ -43,7 +44,8 @@ OVERHEAD_BYTES = 16  # of an operation in a message: its id, two tags and two le
 TIMEOUT_MS_MAX = 2**32 - 1  # of an operation; 49 days
 
 # A server that refuses a stream with one of these has answered every operation that it had begun.
-REFUSALS = (Stopping, Overloaded, Unimplemented, Unauthenticated, PermissionDenied)
+REFUSED_CALLERS = (Unauthenticated, PermissionDenied, AccessUnknown)
+REFUSALS = (Stopping, Overloaded, Unimplemented, *REFUSED_CALLERS)
 
 SESSION = f"/{KV}/Session"
 

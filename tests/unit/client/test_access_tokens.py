@@ -8,16 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from shalekv.protocol.access import Principal, Verb
-from shalekv.server.access.guard import Guard
-from shalekv.server.access.identity import Credentials, Identity
 from shalekv_client import (
     Client,
     ClientClosed,
@@ -28,57 +23,9 @@ from shalekv_client import (
     WatchCommit,
 )
 from tests.kit.constants import constants
-from tests.kit.processes.in_process import memory_store
-from tests.kit.processes.in_process import serving as serving_writer
-from tests.kit.serving.guarded import BEARER, HeldPolicy, KnownTokens, policy_of, prefix
 from tests.kit.timeouts import until
 from tests.unit.client.cluster import cluster
-
-OLD, NEW, WRONG = "an-old-secret", "a-new-secret", "an-unknown-secret"
-ALICE = Principal("token:alice")
-ALL = (Verb.READ, Verb.WRITE, Verb.DELETE_RANGE, Verb.WATCH, Verb.ADMIN)
-POLICY = policy_of(alice=prefix(b"", *ALL), few=prefix(b"a", *ALL))
-
-
-class AliceTokens(KnownTokens):
-    """All tokens are of one principal, but one of another."""
-
-    def identify(self, credentials: Credentials) -> Identity:
-        found = super().identify(credentials)
-        name = credentials.authorization.removeprefix(BEARER)
-        return replace(found, principal=ALICE) if name in {OLD, NEW} else found
-
-
-class Guarded:
-    """A running writer, and the tokens that it knows."""
-
-    def __init__(self, address: str, guard: Guard, tokens: KnownTokens, policy: HeldPolicy) -> None:
-        self.address = address
-        self.guard = guard
-        self._tokens = tokens
-        self._policy = policy
-
-    @property
-    def refused(self) -> int:
-        """Calls and operations whose callers were not known."""
-        return self.guard.refused.unauthenticated
-
-    def withdraw(self, token: str) -> None:
-        """Know a token no more; streams of its caller end at once."""
-        self._tokens.names.discard(token)
-        self._policy.set(POLICY)
-
-
-@asynccontextmanager
-async def guarded() -> AsyncIterator[Guarded]:
-    tokens, policy = AliceTokens(OLD, NEW, "few"), HeldPolicy(POLICY)
-    guard = Guard(tokens, policy)
-    async with serving_writer(memory_store(), guard) as served, asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(guard.run())
-        try:
-            yield Guarded(served.listen, guard, tokens, policy)
-        finally:
-            running.cancel()
+from tests.unit.client.token_server import NEW, OLD, WRONG, Asked, guarded
 
 
 @pytest.fixture(autouse=True)
@@ -86,18 +33,6 @@ def looking_often() -> Iterator[None]:
     """Look at files often, so that tests need not wait."""
     with constants({"shalekv_client.routing.security:FILE_INTERVAL_S": 0.02}):
         yield
-
-
-class Asked:
-    """A function that returns tokens in turn, and the last of them from then on."""
-
-    def __init__(self, *tokens: str) -> None:
-        self.tokens = tokens
-        self.count = 0
-
-    def __call__(self) -> str:
-        self.count += 1
-        return self.tokens[min(self.count, len(self.tokens)) - 1]
 
 
 async def every_call(client: Client) -> None:

@@ -55,6 +55,9 @@ def state(target: CallTarget) -> CallState:
         errors.NoWriter,
         errors.NotSent,
         errors.ClientClosed,
+        errors.Unauthenticated,
+        errors.PermissionDenied,
+        errors.AccessUnknown,
     ],
 )
 def test_refusal_on_admission_does_not_settle_a_write(kind: type[ShaleKVError]) -> None:

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from shalekv.errors import Fenced, Stopping
+from shalekv.errors import Fenced, IssuerUnavailable, Stopping
 from shalekv.v1 import kv_pb2
 from shalekv_client import (
     Absent,
+    AccessUnknown,
     Client,
     Commit,
     ConnectionLost,
@@ -17,12 +18,14 @@ from shalekv_client import (
     NoWriter,
     RetryPolicy,
     SessionToken,
+    Unauthenticated,
     WrongDatabase,
 )
 from shalekv_client import Stopping as ClientStopping
 from shalekv_client.policies import Routing
 from tests.kit.serving.dict_server import losing, received, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster, until_asked, until_called
+from tests.unit.client.token_server import WRONG, guarded
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
 WITHOUT_KEYS = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20, idempotent=False)
@@ -244,3 +247,53 @@ async def test_session_without_a_writer_fails_as_not_applied() -> None:
             put = session.put(b"k", b"v")
         with pytest.raises(NoWriter):
             put.result()
+
+
+@together
+async def test_a_server_that_refuses_the_caller_does_not_end_the_search(*, coalesce: bool) -> None:
+    """The others are asked until one of them is the writer, and it is left alone meanwhile."""
+    async with guarded() as refusing_server, cluster(readers=1) as running:
+        (reader,) = running.readers
+        reader.state.writer_address = ""
+        addresses = [refusing_server.address, reader.address]
+        async with Client(addresses, access_token=WRONG, coalesce=coalesce) as client:
+            write = asyncio.create_task(client.put(b"k", b"v"))
+            await until_asked(reader, 3)
+            assert not write.done()
+            running.tell(running.writer)
+            assert (await write).seq == 1
+        assert refusing_server.refused <= 2  # one in each second
+        assert writes(running) == [0, 1]
+
+
+async def test_the_refusal_is_the_error_when_no_other_server_is_the_writer() -> None:
+    """It says more than that none was found. If the others say that the writer is the one that
+    refuses, the search ends before the deadline.
+    """
+    async with guarded() as refusing_server, cluster(readers=1) as running:
+        (reader,) = running.readers
+        reader.state.writer_address = ""
+        addresses = [refusing_server.address, reader.address]
+        async with Client(addresses, access_token=WRONG) as client:
+            with pytest.raises(Unauthenticated, match=refusing_server.address):
+                await client.put(b"k", b"v", timeout_ms=300)
+            assert reader.state.statuses > 2
+            reader.state.writer_address, before = refusing_server.address, reader.state.statuses
+            with pytest.raises(Unauthenticated, match=refusing_server.address):
+                await client.put(b"k", b"v", timeout_ms=3_600_000)
+            assert reader.state.statuses <= before + 2
+
+
+@together
+async def test_an_unknown_outcome_stays_unknown_when_repeats_are_refused(*, coalesce: bool) -> None:
+    """A server that cannot find out who calls says nothing about an attempt before."""
+    away = refusing(IssuerUnavailable("its issuer does not answer"))
+    async with cluster(readers=0) as running:
+        running.writer.state.failures.extend([losing(), away, away])
+        policy = RetryPolicy(attempts_max=3, backoff_initial_ms=1)
+        address = running.writer.address
+        async with Client(address, coalesce=coalesce, retry=policy) as client:
+            with pytest.raises(ConnectionLost) as lost:
+                await client.put(b"k", b"v")
+            assert isinstance(lost.value.__cause__, AccessUnknown)
+            assert (await client.get(b"k")) is not None

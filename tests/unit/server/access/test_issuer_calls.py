@@ -14,7 +14,13 @@ from structlog.testing import capture_logs
 
 from shalekv.protocol.access import Grant, Policy, Role, Verb
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
-from shalekv_client import Client, PermissionDenied, RetryPolicy, Unauthenticated
+from shalekv_client import (
+    AccessUnknown,
+    Client,
+    PermissionDenied,
+    RetryPolicy,
+    Unauthenticated,
+)
 from tests.kit.constants import constants
 from tests.kit.processes.guarded import GuardedServer, TokenBook, guarded_writer
 from tests.kit.processes.in_process import memory_store
@@ -94,6 +100,34 @@ async def test_an_issuer_that_is_away_makes_no_token_invalid(tmp_path: Path) -> 
                 await ann.put(b"o/2", b"v")
                 issuer.answer = None
                 await patient.put(b"o/1", b"v")
+
+
+async def test_sessions_tell_that_the_issuer_is_away(tmp_path: Path) -> None:
+    """What they have sent was not applied, and the error has the reason. They come back alone."""
+    often = {ACCESS + "issuer:REQUEST_S": 0.1, ACCESS + "issuer:RETRY_MS_MAX": 100.0}
+    with constants(often):
+        async with asyncio.timeout(30), token_issuer(tmp_path) as issuer:
+            issuer.answer = silence
+            async with served(issuer, TokenBook(tmp_path)) as server:
+                token = issuer.token(groups="ops")
+                other = server.listen.replace("127.0.0.1", "localhost")
+                async with (
+                    client_of(server, token) as once,
+                    client_of(server, token, RetryPolicy()) as patient,
+                    Client([server.listen, other], access_token=token) as several,
+                ):
+                    for client in (once, once, patient, several):
+                        with pytest.raises(AccessUnknown, match="issuer does not answer") as away:
+                            await client.put(b"o/1", b"v", timeout_ms=300)
+                        assert away.value.reason == "ISSUER_UNAVAILABLE"
+                    async with patient.session() as session:
+                        refused = session.put(b"o/1", b"v")
+                    with pytest.raises(AccessUnknown):
+                        refused.result()
+                    waiting = [asyncio.ensure_future(c.add(b"o/n")) for c in (patient, several)]
+                    issuer.answer = None
+                    assert {await each for each in waiting} == {1, 2}
+                    assert await patient.get(b"o/1") is None
 
 
 async def test_guessing_makes_a_peer_wait_and_those_who_are_known_go_on(tmp_path: Path) -> None:
