@@ -293,9 +293,10 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
     `TlsOptions`; True: servers are verified by the authorities of the system. An `access_token`
     says who the client is, and goes with every call. It is a text, or a function that returns one,
     or what is awaited for one. The function is called in a thread, once a minute, and when a server
-    has refused the token. A file is read once a second, and then as well. A refused call is
-    repeated once if there is another token. Without TLS, a token is sent only within the machine,
-    unless `insecure_token` says that the network is trusted.
+    has refused the token; it is given up after 15 s, and called again later. A file is read once a
+    second, and then as well. A refused call is repeated once if there is another token. Without
+    TLS, a token is sent only within the machine, unless `insecure_token` says that the network is
+    trusted.
     """
 
     def __init__(  # noqa: PLR0913 (all but the first are options)
@@ -332,9 +333,8 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
         first answer counts. When a reader has not answered within `replica_wait_ms`, the next
         server is asked, so that a lagging reader does not use up the time of the call.
 
-        The default of `wire` is that of SHALEKV_CLIENT_WIRE in the environment, or `Wire.NATIVE`.
-        Raises ValueError for a malformed address, option or token, and for files that cannot be
-        used; OSError if that of the token cannot be read.
+        The default of `wire` is that of SHALEKV_CLIENT_WIRE, or NATIVE. Raises ValueError for what
+        is malformed, and for files that cannot be used; OSError if that of the token is not there.
         """
         self.addresses = checked_addresses(address)
         self.address = self.addresses[0]
@@ -352,6 +352,7 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
             how=ConnectionOptions(message_bytes_max, coalesce, chosen_wire(wire), security),
             routing=Routing(ReadPolicy(reads), hedge_ms, replica_wait_ms),
             retry=self._retry,
+            on_new_token=self._renew_sessions,
         )
         self._freshness = self.fleet.freshness
         self._watches = ClientWatches(self.fleet, policy=self._retry, timeout_ms=timeout_ms)
@@ -488,7 +489,7 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
         async def writer(refusal: ShaleKVError | None) -> Server:
             nonlocal number
             if refusal is not None and not await fleet.renewed(number, timeout_ms):
-                raise refusal
+                raise fleet.explained_refusal(refusal)
             server = await fleet.pick(Destination.WRITER, timeout_ms)
             number = fleet.token_number
             return server
@@ -499,9 +500,14 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
             bytes_max=bytes_max,
             silence_ms=timeout_ms,
             message_bytes_max=self._message_bytes_max,
+            can_renew=fleet.can_renew,
         )
         self._sessions.add(session)
         return session
+
+    def _renew_sessions(self) -> None:
+        for session in list(self._sessions):
+            session.renew()
 
     async def status(self, *, timeout_ms: int | None = None) -> Status:
         """Return the status of the server at the first address."""

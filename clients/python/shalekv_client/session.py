@@ -17,7 +17,6 @@ from shalekv_client import operations
 from shalekv_client.closing import AsyncCloseable, abandoned
 from shalekv_client.error_table import silence, too_large
 from shalekv_client.errors import (
-    DeadlineExceeded,
     ErrorDetails,
     NotApplied,
     NotSent,
@@ -78,8 +77,12 @@ class Session(AsyncCloseable):
     When the session fails, it can't be used any more, and all open futures fail: those of
     operations that were sent with a subclass of `OutcomeUnknown`, the others with a subclass of
     `NotApplied`. To be able to repeat a write safely, give it an `idempotency_key` of your own. The
-    session also fails when answers are due and none at all comes for the timeout of the client. It
-    keeps the access token with which it begins, and ends when that does.
+    session also fails when answers are due and none at all comes for the timeout of the client.
+
+    When the client gets another access token, the session goes on with that as soon as everything
+    is answered that was sent with the old one. If the old one ends before, what the server has not
+    begun is sent again, in its order. Without another token, the session ends then, and raises
+    `Unauthenticated` for what was certainly not applied: open another one when there is a token.
 
     Leaving the block waits for all answers. It does not raise the errors that futures carry. If an
     exception ends the block, nothing is waited for, and open futures fail.
@@ -93,24 +96,25 @@ class Session(AsyncCloseable):
         bytes_max: int,
         silence_ms: int,
         message_bytes_max: int,
+        can_renew: bool,
     ) -> None:
         """Create a session; `Client.session` does so.
 
         An operation has at most `message_bytes_max` bytes. `find` finds the server; until then
         errors name `address`. It gets the refusal of the last server if the caller was not known
-        there, and raises it unless another attempt may succeed.
+        there, and raises it unless another attempt may succeed. `can_renew` says that there may be
+        another access token.
         """
         self._find = find
         self._address = address
         self._bytes_max = bytes_max
-        self._silence_ms = silence_ms
         self._message_bytes_max = message_bytes_max
         target_bytes = min(MESSAGE_BYTES_MAX, message_bytes_max)
         self._outbox = Outbox(bytes_max=bytes_max, message_bytes_max=target_bytes)
         self._stream: SessionStream | None = None
         self._task: asyncio.Task[None] | None = None
-        self._silence_timer: asyncio.TimerHandle | None = None
-        self._silence: DeadlineExceeded | None = None
+        self._silence_ms = silence_ms
+        self._can_renew = can_renew
         self._failure: ShaleKVError | None = None  # of all operations from now on
         self._is_closed = False
 
@@ -155,6 +159,11 @@ class Session(AsyncCloseable):
         """Wait until every operation is answered or has failed."""
         await self._outbox.held_at_most(0)
 
+    def renew(self) -> None:
+        """Go on in another stream when this one has answered all: there is another token."""
+        if self._stream is not None:
+            self._stream.retire(is_patient=True)
+
     async def aclose(self) -> None:
         """End the session without waiting; unanswered operations fail."""
         self._is_closed = True
@@ -177,28 +186,44 @@ class Session(AsyncCloseable):
     async def _run(self) -> None:
         reason: ShaleKVError | None = None
         try:
-            stream = self._stream = self._open(await self._find(None))
-            reason = await stream.run()
-            if isinstance(reason, Unauthenticated) and not stream.has_answered:
-                server = await self._find(reason)  # with another token
-                stream.give_back()
-                stream = self._stream = self._open(server)
-                reason = await stream.run()
+            reason = await self._use_streams()
         except ShaleKVError as error:  # no server was found
             reason = error
         finally:
-            if self._silence_timer is not None:
-                self._silence_timer.cancel()
             if reason is None:
-                reason = self._silence or abandoned(self._address, "the session")
+                reason = abandoned(self._address, "the session")
             self._ended(reason)
+
+    async def _use_streams(self) -> ShaleKVError:
+        """Send in one stream after the other; return the reason why the last one has ended.
+
+        The next one begins when the one before has answered all that the server has begun of it.
+        """
+        refusal: Unauthenticated | None = None
+        while True:
+            stream = self._open(await self._find(refusal))
+            reason = await _run_unless_silent(stream, self._address, self._silence_ms)
+            was_refused, refusal = refusal is not None, stream.refusal(reason)
+            if refusal is None and (stream.is_waiting or not stream.is_retired):
+                return reason
+            if refusal is not None and was_refused and not stream.has_answered:
+                return reason
+            stream.give_back()
+            self._stream = None
+            while not self._outbox:
+                if self._is_closed:
+                    return reason
+                await self._outbox.wait_for_work()
 
     def _open(self, server: SessionServer) -> SessionStream:
         self._address = server.address
-        stream = SessionStream(server.open_session(), self._outbox, server.address, server.note)
-        if self._silence_timer is not None:
-            self._silence_timer.cancel()
-        self._check_silence(stream)
+        stream = self._stream = SessionStream(
+            server.open_session(),
+            self._outbox,
+            server.address,
+            server.note,
+            keeps_refused=self._can_renew,
+        )
         return stream
 
     def _ended(self, reason: ShaleKVError) -> None:
@@ -214,16 +239,25 @@ class Session(AsyncCloseable):
         for pending in self._outbox.clear():
             pending.fail(self._failure)
 
-    def _check_silence(self, stream: SessionStream) -> None:
-        """End the session if nothing has come for the timeout while answers are due."""
-        loop = asyncio.get_running_loop()
-        silence_s = self._silence_ms / 1000.0
-        quiet_s = loop.time() - stream.alive_at_s if stream.is_waiting else 0.0
-        if quiet_s >= silence_s and self._task is not None:
-            self._silence = silence(self._address, self._silence_ms)
-            self._task.cancel()
-        else:
-            self._silence_timer = loop.call_later(silence_s - quiet_s, self._check_silence, stream)
-
     def _not_sent(self, message: str) -> NotSent:
         return NotSent(ErrorDetails(self._address, "CANCELLED", message))
+
+
+async def _run_unless_silent(stream: SessionStream, address: str, silence_ms: int) -> ShaleKVError:
+    """Run a stream to its end, or until nothing came for `silence_ms` while answers were due.
+
+    Returns the reason for the end; errors name `address`.
+    """
+    silence_s, quiet_s = silence_ms / 1000.0, 0.0
+    running = asyncio.create_task(stream.run())
+    try:
+        while quiet_s < silence_s:
+            await asyncio.wait([running], timeout=silence_s - quiet_s)
+            if running.done():
+                return running.result()
+            now_s = asyncio.get_running_loop().time()
+            quiet_s = now_s - stream.alive_at_s if stream.is_waiting else 0.0
+        return silence(address, silence_ms)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

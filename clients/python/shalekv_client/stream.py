@@ -235,9 +235,19 @@ class SessionStream:
     """
 
     def __init__(
-        self, call: ClientStream, outbox: Outbox, address: str, note: Note = note_nothing
+        self,
+        call: ClientStream,
+        outbox: Outbox,
+        address: str,
+        note: Note = note_nothing,
+        *,
+        keeps_refused: bool = False,
     ) -> None:
-        """Use `call`, which has begun; errors name `address`, that of the server."""
+        """Use `call`, which has begun; errors name `address`, that of the server.
+
+        With `keeps_refused`, operations whose caller is not known (any more) count as unanswered:
+        the stream is retired, and `give_back` lets another one send them.
+        """
         self.has_answered = False  # at least once
         # The last reply, or, if that is later, when answers became due after a pause.
         self.alive_at_s = asyncio.get_running_loop().time()
@@ -246,12 +256,27 @@ class SessionStream:
         self._address = address
         self._note = note
         self._unanswered: dict[int, Pending] = {}
-        self._is_retired = False
+        self._refused: dict[int, Unauthenticated] | None = {} if keeps_refused else None
+        self._is_retired = self._is_patient = False
 
     @property
     def is_waiting(self) -> bool:
         """Return whether an answer is due."""
-        return bool(self._unanswered)
+        return len(self._unanswered) > len(self._refused or ())
+
+    @property
+    def is_retired(self) -> bool:
+        """Return whether it takes nothing more from the outbox."""
+        return self._is_retired
+
+    def refusal(self, reason: ShaleKVError) -> Unauthenticated | None:
+        """Return the refusal of its caller, if it has ended because of that, for `reason`.
+
+        Then the server has begun none of the unanswered operations.
+        """
+        if isinstance(reason, Unauthenticated):
+            return reason
+        return None if self.is_waiting or not self._refused else next(iter(self._refused.values()))
 
     async def run(self) -> ShaleKVError:
         """Write and read until the call is over; return the reason why it ended."""
@@ -264,9 +289,13 @@ class SessionStream:
         finally:
             self._call.cancel()
 
-    def retire(self) -> None:
-        """Take nothing more from the outbox, and end when no caller waits for an answer."""
+    def retire(self, *, is_patient: bool = False) -> None:
+        """Take nothing more from the outbox, and end when no caller waits for an answer.
+
+        With `is_patient`, it ends when all is answered, also what no caller waits for any more.
+        """
         self._is_retired = True
+        self._is_patient = is_patient
         self._outbox.wake()
 
     def end(self, reason: ShaleKVError) -> None:
@@ -276,8 +305,9 @@ class SessionStream:
             reason = ConnectionLost(reason.details)
         unanswered, self._unanswered = self._unanswered, {}
         self._outbox.answered(sum(pending.size_bytes for pending in unanswered.values()))
+        refused = self._refused or {}
         for pending in unanswered.values():
-            pending.fail(reason)
+            pending.fail(refused.get(pending.number, reason))
 
     def give_back(self) -> None:
         """Put the unanswered operations back into the outbox: the server has begun none of them."""
@@ -300,6 +330,8 @@ class SessionStream:
             await self._call.done_writing()
         except CallFailed:
             return  # the call is over: `_read` learns why
+        if self._is_patient:
+            return
         if waited := [p.future for p in self._unanswered.values() if not p.future.done()]:
             await asyncio.wait(waited)
         if self._unanswered:  # their callers have given up
@@ -342,6 +374,8 @@ class SessionStream:
         """Complete the operations whose results are in a reply."""
         size_bytes = 0
         for result in reply.results:
+            if self._refused is not None and self._keep(result, self._refused):
+                continue
             pending = self._unanswered.pop(result.id, None)
             if pending is None:
                 continue  # no operation with this id is unanswered
@@ -349,6 +383,24 @@ class SessionStream:
             if not pending.future.done():  # its caller has not given up
                 self._complete(pending.operation, pending.future, result)
         self._outbox.answered(size_bytes)
+
+    def _keep(self, result: kv_pb2.SessionResult, refused: dict[int, Unauthenticated]) -> bool:
+        """Return whether the caller of an operation was not known, which is kept then.
+
+        When a later one was admitted, those before must not be sent after it: they fail.
+        """
+        if result.HasField("error"):
+            error = error_of_operation(self._address, result.error)
+            if isinstance(error, Unauthenticated) and result.id in self._unanswered:
+                refused[result.id] = error
+                self.retire(is_patient=True)
+                return True
+        elif refused:
+            for number in [each for each in refused if each < result.id]:
+                pending = self._unanswered.pop(number)
+                self._outbox.answered(pending.size_bytes)
+                pending.fail(refused.pop(number))
+        return False
 
     def _complete(
         self,

@@ -508,7 +508,7 @@ class ClientWatches(AsyncCloseable):
         if isinstance(reason, Unauthenticated) and not await self._fleet.renewed(
             self._token_number, self._timeout_ms
         ):
-            raise reason.again()
+            raise self._fleet.explained_refusal(reason.again())
         server = self._server = await self._fleet.pick(Destination.BY_POLICY, self._timeout_ms)
         self._token_number = self._fleet.token_number
         return server.address, server.channel.stream(WATCH), server.note_header

@@ -119,14 +119,18 @@ class Fleet:
         how: ConnectionOptions,
         routing: Routing,
         retry: RetryPolicy,
+        on_new_token: Callable[[], None],
     ) -> None:
-        """Create an unconnected fleet; calls connect it. Needs a running event loop."""
+        """Create an unconnected fleet; calls connect it. Needs a running event loop.
+
+        `on_new_token` is called when the calls from now on have another access token.
+        """
         self.address = addresses[0]
         self.freshness = Freshness()
         self.freshness.is_bound = len(addresses) > 1
         nearest_first = routing.reads is ReadPolicy.NEAREST
         self.endpoints = Endpoints(addresses, nearest_first=nearest_first)
-        self._servers = Servers(self.endpoints, self.freshness, how)
+        self._servers = Servers(self.endpoints, self.freshness, how, on_new_token)
         self._routing = routing
         self._retry = retry
         self._search = WriterSearch(self.endpoints, self._ask, self._servers.drop)
@@ -237,6 +241,15 @@ class Fleet:
         If it can be asked for, waits for at most `timeout_ms`.
         """
         return self._token is not None and await self._token.renewed(number, timeout_ms)
+
+    def explained_refusal(self, refusal: ShaleKVError) -> ShaleKVError:
+        """Return the refusal of an access token; if another was asked for in vain, it says why."""
+        return refusal if self._token is None else self._token.explained(refusal)
+
+    @property
+    def can_renew(self) -> bool:
+        """Return whether there may be another access token than the present one."""
+        return self._token is not None and self._token.can_renew
 
     async def unary(
         self,
@@ -399,6 +412,7 @@ class Fleet:
             if await self.renewed(state.token_number, max(left_ms, 1.0)):
                 state.tried.clear()
                 return 0.0
+            error = self.explained_refusal(error)
         is_at_server = state.last is not None and not isinstance(error, NoWriter)
         has_choice = self._has_choice(state)
         if not is_at_server or (has_choice and state.next_attempt is NextAttempt.FINAL):

@@ -10,13 +10,16 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
+from threading import Thread
 from typing import TypeAlias
 
-from shalekv_client.errors import ErrorDetails, Unauthenticated
+from shalekv_client.errors import ErrorDetails, ShaleKVError, Unauthenticated
 from shalekv_client.policies import TlsOptions
 from shalekv_wire.status import Metadata
 from shalekv_wire.tls import TlsContexts, TlsFiles
@@ -29,9 +32,16 @@ TokenSource: TypeAlias = str | Path | TokenFunction
 FILE_INTERVAL_S = 1.0  # between two looks at a file
 FUNCTION_INTERVAL_S = 60.0  # between two calls of a function whose token no server has refused
 FUNCTION_PAUSE_S = 1.0  # at least, between two calls of a function whose token servers refuse
+# Until a call of a function is given up: more than the tools of issuers need, so that few are given
+# up that would return.
+FUNCTION_TIMEOUT_MS = 15_000
 TOKEN_CHARS_MAX = 8_192
 _TOKEN = re.compile(r"[!-~]+")
 _LOG = logging.getLogger("shalekv_client")
+
+
+class _NotReturned(Exception):
+    """A function for the token has not returned within FUNCTION_TIMEOUT_MS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,9 @@ class AccessToken:
 
     A token from a file or a function is asked for again from time to time, and at once when a
     server has refused it. When that fails, the last one stays in use, and the log says why.
+
+    A function that does not return is given up, and called again later. Its thread cannot be ended,
+    so the pauses become longer with each thread that is still there.
     """
 
     def __init__(self, source: TokenSource, on_change: Callable[[], None]) -> None:
@@ -104,14 +117,21 @@ class AccessToken:
         self._asking: asyncio.Task[None] | None = None
         self._renewed_s = float("-inf")  # when it was asked for again because of a refusal
         self._failure: Exception | None = None  # of the last question; None: it was answered
+        self._threads: list[Thread] = []  # in which a function was called
+        self._paused_until_s = float("-inf")  # after it has not returned
         if isinstance(source, str):
             self._take(source)
         elif isinstance(source, Path):
             self._take(_content(source))
 
+    @property
+    def can_renew(self) -> bool:
+        """Return whether there may be another token."""
+        return not isinstance(self._source, str)
+
     async def follow(self) -> None:
         """Ask for the token from time to time, as long as it may change."""
-        while not isinstance(self._source, str):
+        while self.can_renew:
             is_file = isinstance(self._source, Path)
             await asyncio.sleep(FILE_INTERVAL_S if is_file else FUNCTION_INTERVAL_S)
             if self.number:
@@ -140,7 +160,7 @@ class AccessToken:
 
         Asks for it, unless that has happened a moment ago, and waits for at most `timeout_ms`.
         """
-        if self.number == number and not isinstance(self._source, str):
+        if self.number == number and self.can_renew:
             pause_s = 0.0 if isinstance(self._source, Path) else FUNCTION_PAUSE_S
             now_s = asyncio.get_running_loop().time()
             if now_s >= self._renewed_s + pause_s or self._asking is not None:
@@ -148,10 +168,20 @@ class AccessToken:
                 await self._ask(timeout_ms)
         return self.number != number
 
+    def explained(self, refusal: ShaleKVError) -> ShaleKVError:
+        """Return a refusal of the token; if another was asked for in vain, it says why."""
+        if self._asking is None and self._failure is None:
+            return refusal
+        message = f"{refusal.details.message}; there is no other access token: {self._problem()}"
+        return type(refusal)(replace(refusal.details, message=message))
+
     async def _ask(self, timeout_ms: float | None = None) -> None:
         """Ask once, for all who wait; returns when that is done or the time is over."""
         if self._asking is None:
-            self._asking = asyncio.get_running_loop().create_task(self._ask_once())
+            loop = asyncio.get_running_loop()
+            if loop.time() < self._paused_until_s:
+                return
+            self._asking = loop.create_task(self._ask_once())
         await asyncio.wait([self._asking], timeout=timeout_ms and timeout_ms / 1000.0)
 
     async def _ask_once(self) -> None:
@@ -170,11 +200,39 @@ class AccessToken:
             self._on_change()
 
     async def _answer(self) -> str:
-        source = self._source
-        if isinstance(source, Path):
-            return _content(source)
-        answer = source if isinstance(source, str) else await asyncio.to_thread(source)
-        return answer if isinstance(answer, str) else await answer
+        if isinstance(self._source, Path):
+            return _content(self._source)
+        if isinstance(self._source, str):
+            return self._source
+        bound = asyncio.timeout(FUNCTION_TIMEOUT_MS / 1000.0)
+        try:
+            async with bound:
+                answer = await self._called(self._source)
+                return answer if isinstance(answer, str) else await _awaited(answer)
+        except TimeoutError:
+            if not bound.expired():
+                raise  # by the function
+        self._threads = [each for each in self._threads if each.is_alive()]
+        pause_s = min(FUNCTION_INTERVAL_S, FUNCTION_PAUSE_S * 2.0 ** min(len(self._threads), 16))
+        self._paused_until_s = asyncio.get_running_loop().time() + pause_s
+        raise _NotReturned
+
+    async def _called(self, function: TokenFunction) -> str | Awaitable[str]:
+        """Call `function` in a thread of its own, which does not keep the process alive."""
+        returned: Future[str | Awaitable[str]] = Future()
+        returned.set_running_or_notify_cancel()
+
+        def call() -> None:
+            try:
+                returned.set_result(context.run(function))
+            except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+                returned.set_exception(error)
+
+        context = copy_context()
+        thread = Thread(target=call, name="shalekv access token", daemon=True)
+        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+        thread.start()
+        return await asyncio.wrap_future(returned)
 
     def _take(self, token: str) -> None:
         if len(token) > TOKEN_CHARS_MAX or not _TOKEN.fullmatch(token):
@@ -191,9 +249,22 @@ class AccessToken:
         """Say what has failed, without the words of a function, which may repeat a secret."""
         if isinstance(self._source, Path):
             return str(self._failure)
+        if isinstance(self._failure, _NotReturned):
+            return f"the function for it has not returned within {FUNCTION_TIMEOUT_MS} ms"
         if self._failure is None:
             return "the function for it has not returned in time"
         return f"the function for it has raised {type(self._failure).__name__}"
+
+
+async def _awaited(answer: Awaitable[str]) -> str:
+    """Await what a function has returned; when that is given up, don't wait until it ends."""
+    task = asyncio.ensure_future(answer)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # it was retrieved
+    try:
+        await asyncio.wait([task])
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def _content(file: Path) -> str:

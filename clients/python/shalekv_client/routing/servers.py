@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -256,13 +256,23 @@ class Server:
 class Servers:
     """The connections that are open, by endpoint."""
 
-    def __init__(self, endpoints: Endpoints, freshness: Freshness, how: ConnectionOptions) -> None:
-        """Open connections to all `endpoints`. Raises ValueError and OSError as `AccessToken`."""
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        freshness: Freshness,
+        how: ConnectionOptions,
+        on_new_token: Callable[[], None],
+    ) -> None:
+        """Open connections to all `endpoints`. Raises ValueError and OSError as `AccessToken`.
+
+        `on_new_token` is called when all of them have another access token.
+        """
         token = how.security.token
         self.token = None if token is None else AccessToken(token, self._renew)
         self._endpoints = endpoints
         self._freshness = freshness
         self._how = how
+        self._on_new_token = on_new_token
         self._open: dict[Endpoint, Server] = {}
         self._closing: set[asyncio.Task[None]] = set()
         for endpoint in endpoints:
@@ -285,6 +295,7 @@ class Servers:
         assert self.token is not None
         for server in self._open.values():
             server.renew(self.token.metadata)
+        self._on_new_token()
 
     def drop(self, endpoints: Iterable[Endpoint]) -> None:
         """Close the connections to these endpoints, without waiting."""
