@@ -24,6 +24,17 @@ from shalekv_wire.tls import TlsFiles
 
 PASSWORD = b"not empty"
 LOCAL = ("localhost", "127.0.0.1", "::1")
+_CERTIFICATES_ALONE = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 @dataclass(frozen=True)
@@ -57,21 +68,51 @@ class Pair:
 class Authority:
     """An authority with a certificate of its own."""
 
-    def __init__(self, name: str = "authority for tests") -> None:
-        """Make a key and a certificate."""
+    def __init__(
+        self,
+        name: str = "authority for tests",
+        *,
+        under: Authority | None = None,
+        signs_lists: bool = True,
+        valid: tuple[float, float] = (-1, 365),
+    ) -> None:
+        """Make a key and a certificate, which another authority may have issued."""
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
-        builder = _builder(self._name, self._name, self._key, valid=(-1, 365))
+        issuer = (self if under is None else under).signs_as
+        builder = _builder(self._name, issuer[0], self._key, valid=valid)
         builder = builder.add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
         )
-        self.certificate = _signed(builder, self._key)
+        if not signs_lists:
+            builder = builder.add_extension(_CERTIFICATES_ALONE, critical=True)
+        self.certificate = _signed(builder, issuer[1])
+
+    @property
+    def signs_as(self) -> tuple[x509.Name, ec.EllipticCurvePrivateKey]:
+        """Its name and its key."""
+        return self._name, self._key
 
     def write(self, folder: Path, name: str = "ca") -> str:
         """Write NAME.crt; returns its path."""
         path = folder / f"{name}.crt"
         path.write_bytes(self.certificate)
         return str(path)
+
+    def revoke(
+        self, *certificates: bytes, valid: tuple[float, float] = (-1, 30), is_delta: bool = False
+    ) -> bytes:
+        """Return a list of revoked certificates, in PEM; `valid` as in `issue`."""
+        now = datetime.now(UTC)
+        begin, end = (now + timedelta(days=each) for each in valid)
+        builder = x509.CertificateRevocationListBuilder(self._name, begin, end)
+        for pem in certificates:
+            number = x509.load_pem_x509_certificate(pem).serial_number
+            revoked = x509.RevokedCertificateBuilder(number, begin).build()
+            builder = builder.add_revoked_certificate(revoked)
+        if is_delta:
+            builder = builder.add_extension(x509.DeltaCRLIndicator(1), critical=True)
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
     def issue(
         self,

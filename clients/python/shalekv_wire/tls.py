@@ -6,7 +6,9 @@ good ones stay in use. Connections that exist keep theirs. Versions are TLS 1.2 
 must choose `h2`.
 
 A change makes another context, so no session of the one before can be resumed: a client whose
-authority was removed shows its certificate again, and is refused.
+authority was removed shows its certificate again, and is refused. So is one whose certificate is in
+a list of revoked certificates, which the file of a server's authorities may hold. A list that has
+ended refuses all certificates of its authority.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ import re
 import ssl
 import stat
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 ALPN = "h2"
 # Of TLS 1.2: with forward secrecy, and authenticated. Those of TLS 1.3 all are.
@@ -32,8 +38,11 @@ FILE_BYTES_MAX = 8 * 1024 * 1024
 READ_TRIES = 5  # of files that change while they are read
 END_NOTICE = timedelta(days=30)  # certificates that end sooner are logged
 END_NOTICE_INTERVAL_S = 24 * 3_600.0  # between two such lines
+LIST_NOTICE = 4  # lists of revoked certificates are logged in the last quarter of their time
 
 _PEM_BLOCK = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+# OpenSSL reads those that are called "X509 CRL" and no others, which must not go unnoticed.
+_LIST_BLOCK = re.compile(rb"-----BEGIN [A-Z0-9 ]*CRL-----")
 _COMMON_NAME = bytes.fromhex("0603550403")  # 2.5.4.3, encoded
 _EXPLICIT_VERSION = 0xA0  # tag of the first field of a certificate, which may be missing
 _UTC_TIME = 0x17  # tag of a time whose year has two digits
@@ -65,6 +74,34 @@ class UnusableFiles(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class RevocationList:
+    """A list of revoked certificates in a file of authorities."""
+
+    authority: str  # the name of the one that made it
+    begins: datetime
+    ends: datetime  # from then on all certificates of the authority are refused
+
+    def is_due(self, now: datetime) -> bool:
+        """Return whether it is time for the next list."""
+        return self.ends - now < (self.ends - self.begins) / LIST_NOTICE
+
+    def __str__(self) -> str:
+        """Describe it for logs."""
+        until = f"{self.ends:%Y-%m-%d %H:%M} UTC"
+        return f"list of revoked certificates of {self.authority!r}, valid until {until}"
+
+
+Lists: TypeAlias = tuple[RevocationList, ...]
+# Reads the lists in a file of authorities. Raises `ValueError` for what would refuse good clients.
+ReadLists: TypeAlias = Callable[[bytes], Lists]
+
+
+def refuse_lists(_pem: bytes) -> Lists:
+    """Raise `ValueError`, for a transport that checks no lists."""
+    raise ValueError("lists of revoked certificates are checked by the native transport alone")
+
+
+@dataclass(frozen=True, slots=True)
 class Contents:
     """Contents of `TlsFiles`, which belong together; b"" of a path that is empty."""
 
@@ -88,22 +125,25 @@ class Contents:
 class TlsContexts:
     """The context for the next connection of one side."""
 
-    def __init__(self, files: TlsFiles, *, is_server: bool) -> None:
-        """Read the files.
+    def __init__(
+        self, files: TlsFiles, *, is_server: bool, read_lists: ReadLists = refuse_lists
+    ) -> None:
+        """Read the files. `read_lists` is called if a server's authorities have lists.
 
         Raises:
             UnusableFiles: a file cannot be read, or they are not PEM, or do not belong together, or
-                the key is protected by a password, or one of them is missing.
+                the key is protected by a password, or one of them is missing, or `read_lists` has
+                raised.
         """
         if bool(files.certificate) != bool(files.key):
             raise UnusableFiles("a certificate and its key belong together: give both")
         if is_server and not files.certificate:
             raise UnusableFiles("a server needs a certificate and its key")
         self.files = files
-        self._is_server = is_server
+        self._make = partial(_made, files, is_server=is_server, read_lists=read_lists)
         for _ in range(READ_TRIES):
             self.contents = _read(files)  # that are in use
-            self._context = _context(files, self.contents, is_server=is_server)
+            self._context, self._lists = self._make(self.contents)
             if _read(files) == self.contents:
                 break
         else:
@@ -113,6 +153,8 @@ class TlsContexts:
         self._looked_s = time.monotonic()
         self._warned_s = float("-inf")
         self._ends = _first_end(files, self.contents)
+        self._ended_lists = 0
+        self._look_at_lists()
         self._warn_of_end()
 
     def current(self) -> ssl.SSLContext:
@@ -124,6 +166,7 @@ class TlsContexts:
         if now_s - self._looked_s >= LOOK_INTERVAL_S:
             self._looked_s = now_s
             self._look()
+            self._look_at_lists()
             self._warn_of_end()
         return self._context
 
@@ -146,18 +189,24 @@ class TlsContexts:
             _log.info("TLS files are again those that are in use: %s", self._ends)
             return
         try:
-            context = _context(self.files, contents, is_server=self._is_server)
+            context, lists = self._make(contents)
             if _read(self.files) != contents:
                 self._stats = None  # they change at this moment: the next look is right
                 return
         except UnusableFiles as error:
             self._refuse(digest, error)
             return
+        had_lists, self._lists, self._ended_lists = bool(self._lists), lists, 0
         self._context, self.contents = context, contents
         self._used = self._seen = digest
         self._ends, self._warned_s = _first_end(self.files, contents), float("-inf")
         names = ", ".join(self.files.paths)
-        _log.info("TLS files are used from now on: %s; %s", names, self._ends)
+        _log.info(
+            "TLS files are used from now on: %s", "; ".join(map(str, (names, self._ends, *lists)))
+        )
+        if had_lists and not lists:
+            path = self.files.authority
+            _log.warning("%s has no lists of revoked certificates any more: all are accepted", path)
 
     def _refuse(self, seen: bytes, error: UnusableFiles) -> None:
         """Log once that the files cannot be used."""
@@ -165,14 +214,38 @@ class TlsContexts:
             self._seen = seen
             _log.warning("TLS files cannot be used, and those before stay in use: %s", error)
 
+    def _look_at_lists(self) -> None:
+        """Refuse sessions from before the end of a list, and log that end at once."""
+        now = datetime.now(UTC)
+        ended_lists = sum(each.ends <= now for each in self._lists)
+        if ended_lists == self._ended_lists:
+            return
+        self._ended_lists, self._warned_s = ended_lists, float("-inf")
+        # Sessions are resumed without a look at certificates, but not in another context. Files
+        # that have changed, and cannot be used, leave the one that there is.
+        with suppress(UnusableFiles):
+            context, _ = self._make(self.contents)
+            if _read(self.files) == self.contents:
+                self._context = context
+
     def _warn_of_end(self) -> None:
-        """Log a certificate that ends soon, once a day."""
-        now_s = time.monotonic()
-        left = self._ends.ends - datetime.now(UTC)
-        if left < END_NOTICE and now_s - self._warned_s > END_NOTICE_INTERVAL_S:
+        """Log certificates and lists that end soon, once a day."""
+        now_s, now = time.monotonic(), datetime.now(UTC)
+        if now_s - self._warned_s <= END_NOTICE_INTERVAL_S:
+            return
+        left, path = self._ends.ends - now, self.files.authority
+        if left < END_NOTICE:
             self._warned_s = now_s
             what = "has expired" if left < timedelta() else f"expires in {left.days} days"
             _log.warning("a certificate %s: %s", what, self._ends)
+        for each in self._lists:
+            if each.ends <= now:
+                _log.error("all clients of an authority are refused: %s has an old %s", path, each)
+            elif each.is_due(now):
+                _log.warning("%s needs another list, or clients will be refused: %s", path, each)
+            else:
+                continue
+            self._warned_s = now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +297,25 @@ def _stats(files: TlsFiles) -> tuple[tuple[int, ...], ...] | None:
     return tuple(found)
 
 
+def _made(
+    files: TlsFiles, contents: Contents, *, is_server: bool, read_lists: ReadLists
+) -> tuple[ssl.SSLContext, Lists]:
+    """Make a context; returns it, and the lists that it checks. Raises `UnusableFiles`."""
+    context = _context(files, contents, is_server=is_server)
+    if not is_server or _LIST_BLOCK.search(contents.authority) is None:
+        return context, ()
+    try:
+        lists = read_lists(contents.authority)
+        context.load_verify_locations(cafile=files.authority)  # `cadata` would take no lists
+    except (OSError, ValueError) as error:  # one of OpenSSL is an `OSError`
+        why = "a damaged list of revoked certificates" if isinstance(error, OSError) else error
+        raise UnusableFiles(f"{files.authority}: {why}") from None
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+    return context, lists
+
+
 def _context(files: TlsFiles, contents: Contents, *, is_server: bool) -> ssl.SSLContext:
-    """Make a context. Raises `UnusableFiles`."""
+    """Make a context without lists. Raises `UnusableFiles`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
@@ -234,6 +324,9 @@ def _context(files: TlsFiles, contents: Contents, *, is_server: bool) -> ssl.SSL
     if files.certificate:
         _load_pair(context, files, contents)
     if files.authority:
+        if contents.authority.count(b"-----B") != contents.authority.count(b"-----END "):
+            # Without this, one that is being written could seem to have no lists.
+            raise UnusableFiles(f"{files.authority}: it is cut off")
         try:
             context.load_verify_locations(cadata=contents.authority.decode("ascii", "ignore"))
         except (ssl.SSLError, ValueError):

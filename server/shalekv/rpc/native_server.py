@@ -17,11 +17,12 @@ from pathlib import Path
 
 from shalekv.errors import InvalidSetting
 from shalekv.rpc.calls import Find
-from shalekv.settings import KIB, MIB, UNIX, EndpointSettings
+from shalekv.rpc.revocation import read_lists
+from shalekv.settings import KIB, MIB, UNIX, EndpointSettings, Wire
 from shalekv.settings.security import TlsSettings
 from shalekv_wire.server import ServerOptions, WireServer
 from shalekv_wire.stream import Limits
-from shalekv_wire.tls import TlsContexts, TlsFiles, UnusableFiles
+from shalekv_wire.tls import TlsContexts, TlsFiles, UnusableFiles, refuse_lists
 
 # Calls of one connection at once: a client that starts more waits for others of its own.
 CONCURRENT_STREAMS_MAX = 256
@@ -123,13 +124,16 @@ class NativeServer:
             release(self.listen)
 
 
-def listening(tls: TlsSettings | None) -> TlsContexts | None:
+def listening(tls: TlsSettings | None, wire: Wire) -> TlsContexts | None:
     """Return the contexts of TLS of a server; None: it has none. Raises `InvalidSetting`."""
     if tls is None or not tls.has_certificate:
         return None
     files = TlsFiles(tls.tls_cert, tls.tls_key, tls.tls_client_ca)
     try:
-        return TlsContexts(files, is_server=True)
+        # grpcio cannot check lists of revoked certificates: with it, files that have some are
+        # refused.
+        reading = read_lists if wire is Wire.NATIVE else refuse_lists
+        return TlsContexts(files, is_server=True, read_lists=reading)
     except UnusableFiles as error:
         raise InvalidSetting(f"TLS is not possible: {error}") from None
 

@@ -137,7 +137,9 @@ class Server:
         self._health = HealthService()
         self._logs_calls = settings.log_level is LogLevel.DEBUG
         self._is_started = self._is_refusing = False
-        self._transport = _transport(settings, self._find, door, listening(tls), guard)
+        self._transport = _transport(
+            settings, self._find, door, listening(tls, settings.wire), guard
+        )
 
     @property
     def listen(self) -> str:

@@ -28,7 +28,8 @@ class TlsSettings(Settings):
     tls_client_ca: str = Field(
         default="",
         description="PEM file with the authorities of clients: a connection without a certificate "
-        "of one of them is refused. Not set: clients need no certificate.",
+        "of one of them is refused. If it has lists of revoked certificates (CRLs) as well, it "
+        "must have one of each authority. Not set: clients need no certificate.",
         json_schema_extra={"user": "security: who may connect at all"},
     )
     tls_server_ca: str = Field(

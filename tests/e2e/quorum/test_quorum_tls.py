@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -202,6 +203,35 @@ async def test_a_removed_authority_opens_nothing(
                 await LoopClock().sleep_ms(POLL_MS)
         assert not await is_let_in(cluster, trial.files("server"))
         await old.status(cluster.addresses[0])
+
+
+async def test_a_revoked_server_opens_nothing(
+    processes: Processes, tmp_path: Path, trial: Trial
+) -> None:
+    """Its certificate is revoked under a running safekeeper, and that of another server is not.
+
+    Servers whose file of authorities has the list still find the safekeeper.
+    """
+    revoked, cluster = tmp_path / "stolen.crt", Cluster(processes, tmp_path, count=1)
+    shutil.copyfile(trial.path("server.crt"), revoked)
+    shutil.copyfile(trial.path("server.key"), tmp_path / "stolen.key")
+    for number in (1, 2):  # with the host, the certificate is issued again
+        again = ["tls", "init", str(Path(trial.path("ca.crt")).parent), "--host", f"sk{number}"]
+        assert CliRunner().invoke(shalekv, again).exit_code == ExitCode.OK
+    cluster.env |= trial.of_safekeepers
+    await cluster.start()
+    stolen = replace(
+        trial.files("server"), certificate=str(revoked), key=str(tmp_path / "stolen.key")
+    )
+    assert await is_let_in(cluster, stolen)
+    argv = ["tls", "revoke", str(Path(trial.path("ca.crt")).parent), str(revoked)]
+    assert CliRunner().invoke(shalekv, argv).exit_code == ExitCode.OK
+    async with asyncio.timeout(WITHIN_S):
+        while await is_let_in(cluster, stolen):
+            await LoopClock().sleep_ms(POLL_MS)
+    assert await is_let_in(cluster, trial.files("server"))
+    own = await cluster.serve(*ALONE, env=trial.of_servers)
+    await put(own, trial, b"key", b"value")
 
 
 def test_a_safekeeper_on_a_network_knows_its_clients(tmp_path: Path, trial: Trial) -> None:

@@ -13,6 +13,7 @@ from cryptography import x509
 
 from shalekv.cli.console.certificates import AUTHORITY_DAYS, Pair
 from shalekv.cli.main import shalekv
+from shalekv.rpc.revocation import lists_of, read_lists
 
 SERVER, CLIENT = "sslserver", "sslclient"
 
@@ -129,6 +130,99 @@ def test_no_certificate_outlives_its_authority(tmp_path: Path) -> None:
     assert init(tmp_path, "--days", str(AUTHORITY_DAYS), "--host", "sk1").exit_code == 0
     authority, server = (Pair.at(tmp_path, each).certificate() for each in ("ca", "server"))
     assert server.not_valid_after_utc == authority.not_valid_after_utc
+
+
+def revoke(folder: Path, *names: str, flags: tuple[str, ...] = ()) -> Result:
+    paths = [str(folder / name) for name in names]
+    return CliRunner().invoke(shalekv, ["tls", "revoke", str(folder), *paths, *flags])
+
+
+def is_good(folder: Path, stem: str, authority: str = "clients-ca") -> bool:
+    """Return whether openssl accepts a certificate by the list beside its authority."""
+    return is_valid(folder, stem, authority, CLIENT, "-crl_check_all")
+
+
+def the_list(folder: Path, name: str = "clients-ca.crt") -> x509.CertificateRevocationList:
+    (found,) = lists_of((folder / name).read_bytes())
+    return found
+
+
+def test_revoked_certificates_are_listed_with_those_before(tmp_path: Path) -> None:
+    """Each has its place in the list of its authority, once; others stay good."""
+    assert (
+        init(tmp_path, "--client", "alice", "--client", "bob", "--client", "carol").exit_code == 0
+    )
+    authority = (tmp_path / "clients-ca.crt").read_bytes()
+    made = revoke(tmp_path, "client-alice.crt")
+    assert (made.exit_code, "has 1 revoked" in made.output) == (0, True), made.output
+    for _ in range(2):
+        assert revoke(tmp_path, "client-alice.crt", "client-bob.crt").exit_code == 0
+    good = [each for each in ("alice", "bob", "carol") if is_good(tmp_path, f"client-{each}")]
+    assert good == ["carol"]
+    assert len(the_list(tmp_path)) == 2
+    assert (tmp_path / "clients-ca.crt").read_bytes().startswith(authority)
+    assert read_lists((tmp_path / "clients-ca.crt").read_bytes())
+    assert not lists_of((tmp_path / "ca.crt").read_bytes())
+    assert revoke(tmp_path, "server.crt").exit_code == 0
+    assert not is_good(tmp_path, "server", "ca")
+    assert init(tmp_path, "--client", "dave").exit_code == 0
+    assert is_good(tmp_path, "client-dave")
+
+
+def test_lists_are_renewed(tmp_path: Path) -> None:
+    """Without a certificate, for --days, those that there are: what was revoked stays so."""
+    assert init(tmp_path, "--client", "alice", "--client", "bob").exit_code == 0
+    none = revoke(tmp_path)
+    assert (none.exit_code, "no list" in none.output) == (2, True)
+    assert revoke(tmp_path, "client-alice.crt").exit_code == 0
+    before = the_list(tmp_path)
+    assert revoke(tmp_path, flags=("--days", "60")).exit_code == 0
+    after = the_list(tmp_path)
+    assert before.next_update_utc is not None
+    assert after.next_update_utc is not None
+    assert timedelta(29) < after.next_update_utc - before.next_update_utc < timedelta(31)
+    assert [is_good(tmp_path, f"client-{each}") for each in ("alice", "bob")] == [False, True]
+    numbers = [
+        each.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+        for each in (before, after)
+    ]
+    assert numbers[0] < numbers[1]
+    assert not lists_of((tmp_path / "ca.crt").read_bytes())
+
+
+def test_lists_are_where_the_authority_and_its_copy_are(tmp_path: Path) -> None:
+    """With --authority both files get the list, and so does another folder; others' lists stay."""
+    folder, authority, later = tmp_path / "tls", tmp_path / "authority", tmp_path / "later"
+    flags = ("--authority", str(authority))
+    assert init(folder, *flags, "--client", "alice").exit_code == 0
+    assert init(tmp_path / "other", "--client", "zoe").exit_code == 0
+    assert revoke(tmp_path / "other", "client-zoe.crt").exit_code == 0
+    foreign = (tmp_path / "other" / "clients-ca.crt").read_bytes()
+    with (folder / "clients-ca.crt").open("ab") as file:
+        file.write(foreign)
+    for _ in range(2):
+        assert revoke(folder, "client-alice.crt", flags=flags).exit_code == 0
+    assert not is_good(folder, "client-alice")
+    assert len(read_lists((folder / "clients-ca.crt").read_bytes())) == 2
+    assert foreign in (folder / "clients-ca.crt").read_bytes()
+    assert init(later, *flags, "--client", "bob").exit_code == 0
+    assert the_list(later) == the_list(authority)
+    assert (folder / "clients-ca.crt").stat().st_mode & 0o777 == 0o644
+
+
+def test_what_cannot_be_revoked_changes_nothing(tmp_path: Path) -> None:
+    """Certificates of others, authorities themselves, and what is no certificate."""
+    folder = tmp_path / "tls"
+    assert init(folder, "--client", "alice").exit_code == 0
+    assert init(tmp_path / "other", "--client", "zoe").exit_code == 0
+    (tmp_path / "other" / "client-zoe.crt").rename(folder / "zoe.crt")
+    before = contents(folder)
+    for name in ("zoe.crt", "ca.crt", "client-alice.key", "missing.crt"):
+        refused = revoke(folder, "client-alice.crt", name)
+        assert (refused.exit_code, contents(folder)) == (2, before), refused.output
+        assert "nothing was revoked" in refused.output
+    (folder / "clients-ca.key").unlink()
+    assert revoke(folder, "client-alice.crt").exit_code == 2
 
 
 @pytest.mark.parametrize(

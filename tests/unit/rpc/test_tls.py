@@ -14,7 +14,7 @@ from shalekv.clock import LoopClock
 from shalekv.errors import InvalidSetting
 from shalekv.rpc.calls import Method, ServerCall, Unary
 from shalekv.rpc.grpcio_server import GrpcioServer
-from shalekv.rpc.native_server import NativeServer
+from shalekv.rpc.native_server import NativeServer, listening
 from shalekv.rpc.server import Server
 from shalekv.settings import Wire
 from shalekv.settings.security import TlsSettings
@@ -61,7 +61,8 @@ async def serving(wire: Wire, files: TlsFiles) -> AsyncIterator[tuple[str, Seen]
     """A server of either transport."""
     seen = Seen()
     methods: dict[str, Method] = {ASK: Unary(seen.answer)}
-    contexts = TlsContexts(files, is_server=True)
+    tls = TlsSettings(tls_cert=files.certificate, tls_key=files.key, tls_client_ca=files.authority)
+    contexts = listening(tls, wire)
     settings = server_settings(wire=wire.value)
     server: NativeServer | GrpcioServer
     if wire is Wire.NATIVE:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from shalekv.cli.console.certificates import (
     AUTHORITY_DAYS,
@@ -20,8 +21,10 @@ from shalekv.cli.console.certificates import (
 )
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.output import printing
+from shalekv.rpc.revocation import lists_of, without_lists
 
 DAYS_DEFAULT = 365
+LIST_DAYS_DEFAULT = 30
 FOLDER_MODE = 0o700
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 CLIENT_URI = "shalekv://client/"
@@ -45,7 +48,7 @@ client-NAME.crt, .key            the certificate of a client; its principal is
 
 Run it again to add clients or hosts: the authorities and all keys stay as they are. Whoever has
 ca.key or clients-ca.key can make certificates: keep both away from servers and clients, such as by
---authority. For more than a trial, take certificates of an authority that renews and revokes them.
+--authority. For more than a trial, take certificates of an authority that renews them.
 
 \b
 Examples:
@@ -54,10 +57,37 @@ Examples:
   shalekv tls init tls --authority ~/authority --host db.example.org
 """
 
+_REVOKE_HELP = """Revoke certificates that `shalekv tls init` has made in the folder DIR.
+
+The file of their authority (clients-ca.crt, or ca.crt for servers) gets a list of revoked
+certificates, or a newer one. Put it where --tls-client-ca of the servers names it, if it is not
+there already: it is read again when it changes, and revoked certificates are refused at the next
+handshake. Connections that exist go on.
+
+A list has an end, after which all certificates of the authority are refused. Without a CERTIFICATE,
+the lists that there are are renewed: do it in time, such as once a week.
+
+\b
+Examples:
+  shalekv tls revoke tls tls/client-alice.crt
+  shalekv tls revoke tls --days 60
+  shalekv tls revoke tls tls/client-alice.crt --authority ~/authority
+"""
+
+_FOLDER = click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+_AUTHORITY = click.option(
+    "--authority",
+    "authority_folder",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder of the authorities; DIR gets copies of their certificates, without the keys.  "
+    "[default: DIR itself]",
+)
+
 
 @click.group()
 def tls() -> None:
-    """Create certificates for trials."""
+    """Create certificates for trials, and revoke them."""
 
 
 def _hosts(
@@ -82,15 +112,8 @@ def _clients(
 
 
 @tls.command(help=_HELP, epilog=exit_codes_text())
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--authority",
-    "authority_folder",
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The folder of the authorities; DIR gets copies of their certificates, without the keys.  "
-    "[default: DIR itself]",
-)
+@_FOLDER
+@_AUTHORITY
 @click.option(
     "--host",
     "hosts",
@@ -136,6 +159,37 @@ def init(
             click.echo(line)
 
 
+@tls.command(help=_REVOKE_HELP, epilog=exit_codes_text())
+@_FOLDER
+@click.argument(
+    "certificates",
+    metavar="[CERTIFICATE]...",
+    nargs=-1,
+    type=click.Path(dir_okay=False, path_type=Path),
+)
+@_AUTHORITY
+@click.option(
+    "--days",
+    type=click.IntRange(1, AUTHORITY_DAYS),
+    default=LIST_DAYS_DEFAULT,
+    show_default=True,
+    metavar="DAYS",
+    help="How long the lists are valid. After it all certificates of the authority are refused.",
+)
+def revoke(
+    *, folder: Path, certificates: Sequence[Path], authority_folder: Path | None, days: int
+) -> None:
+    """Write lists of revoked certificates, and say where."""
+    trial = _Trial(folder.absolute(), (authority_folder or folder).absolute())
+    try:
+        trial.revoke(certificates, days)
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"nothing was revoked: {error}") from None
+    with printing():
+        for line in trial.done:
+            click.echo(line)
+
+
 class _Trial:
     """The files of two folders, which may be the same; `done` tells what was changed."""
 
@@ -167,6 +221,35 @@ class _Trial:
                     authority.issue(name, key, [uri], days=days, is_server=False)
                 )
                 self.done.append(f"created {pair.certificate_path} of uri:{uri.value}")
+
+    def revoke(self, paths: Sequence[Path], days: int) -> None:
+        """Write lists of revoked certificates: with these, or those that there are again.
+
+        Raises `OSError` and `ValueError`, before anything is changed, when an authority or a
+        certificate is missing or damaged, and when no authority has issued it.
+        """
+        left = {path: x509.load_pem_x509_certificate(path.read_bytes()) for path in paths}
+        new: dict[Path, bytes] = {}
+        for pair in (self._authority, self._of_clients):
+            if not pair.exists:
+                continue
+            authority, pem = Authority.read(pair), pair.certificate_path.read_bytes()
+            issued = [path for path in left if authority.has_issued(left[path])]
+            if issued or (not paths and lists_of(pem)):
+                certificates = [left.pop(path) for path in issued]
+                listed = authority.revoke(certificates, pem, days=days)
+                end = f"{listed.next_update_utc:%Y-%m-%d %H:%M} UTC"
+                for path in dict.fromkeys((pair.certificate_path, self._copy(pair))):
+                    rest = without_lists(path.read_bytes(), authority.certificate)
+                    new[path] = rest + listed.public_bytes(Encoding.PEM)
+                    told = f"{path} has {len(listed)} revoked, in a list valid until {end}"
+                    self.done.append(told)
+        if left:
+            raise ValueError(f"no authority there has issued {', '.join(map(str, left))}")
+        if not new:
+            raise ValueError("there is no list of revoked certificates to renew")
+        for path, pem in new.items():
+            Pair.at(path.parent, path.stem).write_certificates(pem)
 
     def advice(self) -> Iterator[str]:
         """Say how the files are used."""
@@ -210,7 +293,7 @@ class _Trial:
             self.done.append(f"created {pair.certificate_path}, the authority of {whose}")
         copy = Pair.at(self._folder, pair.certificate_path.stem)
         if not copy.certificate_path.exists():
-            copy.write_certificate(authority.certificate)
+            copy.write_certificates(pair.certificate_path.read_bytes())
         return authority
 
     def _create_server(self, authority: Authority, hosts: Sequence[str], days: int) -> None:

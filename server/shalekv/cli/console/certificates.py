@@ -9,11 +9,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shalekv.cli.console.atomic_file import atomic_file
+from shalekv.rpc.revocation import is_of, lists_of
 
 AUTHORITY_DAYS = 3_650
 CERTIFICATE_MODE, KEY_MODE = 0o644, 0o600
@@ -81,8 +83,12 @@ class Pair:
 
     def write_certificate(self, certificate: x509.Certificate) -> None:
         """Write the certificate."""
+        self.write_certificates(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def write_certificates(self, pem: bytes) -> None:
+        """Write the file of the certificate, which may have lists of revoked ones as well."""
         with atomic_file(self.certificate_path, CERTIFICATE_MODE) as file:
-            file.write(certificate.public_bytes(serialization.Encoding.PEM))
+            file.write(pem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,42 @@ class Authority:
                 x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(of_issuer),
                 critical=False,
             )
+            .sign(self.key, hashes.SHA256())
+        )
+
+    def has_issued(self, certificate: x509.Certificate) -> bool:
+        """Return whether a certificate is one of this authority, and not its own."""
+        try:
+            certificate.verify_directly_issued_by(self.certificate)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        return certificate != self.certificate
+
+    def revoke(
+        self, certificates: Iterable[x509.Certificate], pem: bytes, *, days: int
+    ) -> x509.CertificateRevocationList:
+        """Return a list for `days` of these certificates, and of those in the lists of a file.
+
+        Raises `ValueError` if one of these lists is damaged.
+        """
+        now = datetime.now(UTC)
+        lists = [each for each in lists_of(pem) if is_of(each, self.certificate)]
+        revoked = {each.serial_number: each for listed in lists for each in listed}
+        for certificate in certificates:
+            number = certificate.serial_number
+            builder = x509.RevokedCertificateBuilder(number, now)
+            revoked.setdefault(number, builder.build())
+        of_issuer = self.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+        key_name = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(of_issuer.value)
+        return (
+            x509.CertificateRevocationListBuilder(
+                self.certificate.subject,
+                now - _BACKDATED,
+                now + timedelta(days=days),
+                revoked_certificates=[*revoked.values()],
+            )
+            .add_extension(key_name, critical=False)
+            .add_extension(x509.CRLNumber(int(now.timestamp() * 1_000)), critical=False)
             .sign(self.key, hashes.SHA256())
         )
 
