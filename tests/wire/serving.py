@@ -149,10 +149,15 @@ class RawPeer:
 
 
 @asynccontextmanager
-async def raw_client(address: str, *, greets: bool = True) -> AsyncIterator[RawPeer]:
-    """A connection to a server; `greets`: preface and settings are sent."""
+async def raw_client(
+    address: str, *, greets: bool = True, source: str | None = None
+) -> AsyncIterator[RawPeer]:
+    """A connection to a server, from the address `source`; `greets`: preface and settings are
+    sent.
+    """
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    local = None if source is None else (source, 0)
+    reader, writer = await asyncio.open_connection(host, int(port), local_addr=local)
     peer = RawPeer(reader, writer)
     if greets:
         peer.send(frames.PREFACE + frames.settings_frame({}))

@@ -262,19 +262,6 @@ async def test_a_client_of_something_else_is_sent_away() -> None:
         assert b"this is no client of HTTP/2" in await client.receive_end()
 
 
-async def test_more_connections_than_allowed_are_closed(caplog: pytest.LogCaptureFixture) -> None:
-    """The connections that are open go on, and the log says so."""
-    async with serving(ServerOptions(connections_max=1)) as it, channel(it.address) as first:
-        assert await first.unary(ECHO, b"x") == b"x"
-        async with channel(it.address) as second:
-            with pytest.raises(CallFailed) as failed:
-                await second.unary(ECHO, b"x")
-            assert failed.value.is_unsent
-        assert await first.unary(ECHO, b"x") == b"x"
-        await until(lambda: caplog.messages, "a line in the log")
-    assert caplog.messages == ["1 connections are open: more are closed at once"]
-
-
 async def test_unix_sockets_and_ipv6(tmp_path: Path) -> None:
     """Addresses of both kinds are served and called."""
     sock = socket.socket(socket.AF_UNIX)

@@ -364,21 +364,6 @@ async def test_oldest_handshake_ends_for_another(
                 each.close()
 
 
-async def test_handshakes_count_as_connections(tmp_path: Path) -> None:
-    """A server at its limit of connections takes no more of those that are in their handshake."""
-    async with serving(options(tmp_path, connections_max=3)) as it:
-        sockets = [await _stranger(it.address, HALF_HELLO) for _ in range(10)]
-        await until(lambda: len(it.server.connections) == 3, "some strangers")
-        loop = asyncio.get_running_loop()
-        ends = [asyncio.create_task(loop.sock_recv(each, 1)) for each in sockets]
-        await until(lambda: sum(each.done() for each in ends) == 7, "the end of the others")
-        assert len(it.server.connections) == 3
-        for task, sock in zip(ends, sockets, strict=True):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            sock.close()
-
-
 async def _stranger(address: str, data: bytes) -> socket.socket:
     host, _, port = address.rpartition(":")
     sock = socket.socket()

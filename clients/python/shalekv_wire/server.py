@@ -7,14 +7,15 @@ timer for a connection or a call.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import random
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from shalekv_wire.deadlines import Deadlines
@@ -56,7 +57,14 @@ WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wai
 # After so many bytes in one piece, other connections have their turn: uvloop would go on to read
 # from this one, for megabytes of requests.
 TURN_READ_BYTES = 128 * 1024
-REFUSALS_INTERVAL_S = 10.0  # between two lines about connections that TLS has ended
+SUMMARY_INTERVAL_S = 10.0  # between two log lines of a kind of which strangers can make many
+# So long a connection without a reply is that of a client that has just come, which leaves last.
+# Later it is that of a stranger, which leaves first.
+FIRST_REPLY_S = 3.0
+# Parts of all connections: those that are chosen at once to give way to the next ones, and the idle
+# ones of a network beyond which they leave before those of others. If these were few, each would
+# leave before it could make a call.
+LEAVING_PART, CROWD_PART = 0.01, 0.1
 AGE_SPREAD = 0.1  # the age of a connection differs by this part, so that not all end at once
 
 # Small frames are sent at once; asyncio sets that for connections of clients alone. A client
@@ -70,6 +78,8 @@ _TCP_OPTIONS = {
     "TCP_USER_TIMEOUT": 120_000,  # milliseconds
 }
 
+_MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address, in IPv6
+
 _log = logging.getLogger(__name__)
 
 
@@ -78,7 +88,7 @@ class ServerOptions:
     """Limits and time-outs of a server."""
 
     limits: Limits = field(default_factory=Limits)
-    connections_max: int = 10_000  # more are closed at once
+    connections_max: int = 10_000  # idle ones give way to more; if none is, these are closed
     backlog: int = 512  # connections that wait to be accepted
     handshake_timeout_s: float = 10.0  # a connection without HTTP/2 by then is closed
     idle_s: float | None = 300.0  # a connection without calls is asked to go after it
@@ -96,7 +106,7 @@ class WireServer:
         Needs a running event loop.
         """
         self.options = options or ServerOptions()
-        self.connections: set[_ServerTransport] = set()
+        self.connections = _Connections()
         self.received = ReceivedBytes()
         self.unsent = TotalUnsent(self.options.limits.unsent_bytes_max)
         self.find = find
@@ -206,34 +216,71 @@ class WireServer:
         if self._check is None:
             self._check = self.loop.call_later(CHECK_INTERVAL_S, self._check_all)
 
-    def _check_all(self, *, was_full: bool = False) -> None:
-        now_s, count = time.monotonic(), len(self.connections)
-        is_full = count >= self.options.connections_max
-        if is_full and not was_full:
-            _log.warning("%d connections are open: more are closed at once", count)
+    def _check_all(self) -> None:
+        now_s = time.monotonic()
+        self.connections.leaving.clear()
         for connection in [*self.connections]:
             connection.check(now_s)
         if self.options.tls is not None:
             self.options.tls.current()  # so that changes are logged soon, also without connections
-        check = partial(self._check_all, was_full=is_full)
-        self._check = self.loop.call_later(CHECK_INTERVAL_S, check)
+        self._check = self.loop.call_later(CHECK_INTERVAL_S, self._check_all)
+
+
+class _Connections(set["_ServerTransport"]):
+    """The connections that are open, and those that leave next when there is no place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Idle, and the first to leave at the end. Chosen for many new connections at once, and
+        # again after a second.
+        self.leaving: list[_ServerTransport] = []
+
+    def make_room(self) -> bool:
+        """Close an idle connection in good order; False: none is idle.
+
+        The first to leave are those that got no reply in time, then those that did, then those that
+        have just come; among each of them, those of networks with many idle ones; and among these
+        the one that is idle longest. All clients of a proxy are of one network, so this is an
+        order, and refuses nobody.
+        """
+        while self.leaving or self._choose():
+            each = self.leaving.pop()
+            if each.is_idle:
+                each.give_way()
+                _crowding.note(len(self))
+                return True
+        _refusals.note(len(self))
+        return False
+
+    def _choose(self) -> bool:
+        """Choose those that leave next; False: none is idle."""
+        idle = [each for each in self if each.is_idle]
+        counts, now_s = Counter(each.network for each in idle), time.monotonic()
+
+        def rank(each: _ServerTransport) -> tuple[int, bool, float]:
+            standing, since_s = each.standing(now_s)
+            return standing, counts[each.network] <= CROWD_PART * len(self), since_s
+
+        self.leaving = heapq.nsmallest(1 + int(LEAVING_PART * len(self)), idle, rank)[::-1]
+        return bool(idle)
 
 
 class _ServerTransport(asyncio.Protocol):
     """One connection: its transport, its state machine, and its age."""
 
     __slots__ = (
-        "_active_s",
         "_began_s",
         "_closing_s",
         "_connection",
         "_drained_s",
-        "_is_active",
+        "_last_call_s",
+        "_last_stream_id",
         "_lives_s",
         "_sender",
         "_sent_bytes",
         "_server",
         "_transport",
+        "network",
     )
 
     _connection: ServerConnection
@@ -243,8 +290,8 @@ class _ServerTransport(asyncio.Protocol):
         self._server = server
         self._sender = Sender(self._wake, server.unsent)
         self._sent_bytes = 0  # at the last check
-        self._began_s = self._active_s = time.monotonic()
-        self._is_active = False  # something was received since the last check
+        self._began_s = self._last_call_s = time.monotonic()
+        self._last_stream_id = 0  # at the last look at its calls
         self._drained_s: float | None = None  # since when the client is asked to go
         self._closing_s: float | None = None  # since when the transport is closed
         age_s = server.options.age_s
@@ -258,10 +305,12 @@ class _ServerTransport(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment] # uvloop has classes of its own
-        server = self._server
-        if server.is_stopping or len(server.connections) >= server.options.connections_max:
+        server, connections = self._server, self._server.connections
+        is_full = len(connections) >= server.options.connections_max
+        if server.is_stopping or (is_full and not connections.make_room()):
             self._transport.abort()
             return
+        self.network = _network_of(transport)
         _set_tcp_options(transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self._connection = ServerConnection(
@@ -273,10 +322,9 @@ class _ServerTransport(asyncio.Protocol):
             received=server.received,
             now_s=time.monotonic,
         )
-        server.connections.add(self)
+        connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        self._is_active = True
         self._sender.is_held = True
         self._connection.receive(data)
         self._flush()
@@ -302,7 +350,8 @@ class _ServerTransport(asyncio.Protocol):
         if self not in self._server.connections:
             return
         if isinstance(exc, TlsFailed):
-            _refusals.note(self._connection.peer, str(exc))
+            _log.debug("TLS has ended the connection of %s: %s", self._connection.peer, exc)
+            _tls_failures.note(self._connection.peer, exc)
         self._connection.is_over = True
         self._connection.close_streams(ErrorCode.CANCEL, "the connection has ended")
         self._sender.drop()
@@ -318,9 +367,7 @@ class _ServerTransport(asyncio.Protocol):
             if now_s - self._closing_s > CLOSE_TIMEOUT_S:
                 self._transport.abort()
             return
-        if self._is_active or connection.streams:
-            self._is_active = False
-            self._active_s = now_s
+        last_call_s = self._last_call(now_s)
         if self._is_stalled():
             _log.warning("disconnected %s, which does not read its replies", connection.peer)
             self.close()
@@ -332,7 +379,7 @@ class _ServerTransport(asyncio.Protocol):
         elif self._drained_s is not None:
             self._check_drain(now_s - self._drained_s)
         elif now_s - self._began_s > self._lives_s or (
-            options.idle_s is not None and now_s - self._active_s > options.idle_s
+            options.idle_s is not None and now_s - last_call_s > options.idle_s
         ):
             self.drain()
 
@@ -359,6 +406,34 @@ class _ServerTransport(asyncio.Protocol):
             self._connection.is_over = True
             self._connection.close_streams(ErrorCode.CANCEL, "the server ends")
             self._flush()
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the connection can be closed without harm to a call that is answered."""
+        connection = self._connection
+        is_busy = connection.streams and connection.is_busy
+        return self._closing_s is None and not is_busy
+
+    def _last_call(self, now_s: float) -> float:
+        """Return when there was a call at last, by looking now and once a second."""
+        connection = self._connection
+        last_stream_id = connection.last_peer_stream_id()
+        if connection.streams or last_stream_id != self._last_stream_id:
+            self._last_stream_id, self._last_call_s = last_stream_id, now_s
+        return self._last_call_s
+
+    def standing(self, now_s: float) -> tuple[int, float]:
+        """Return 1 if the client has got a reply, and since when it is idle; else 2 if it has just
+        come, and 0 if not, and when it came.
+        """
+        if self._sender.sent_bytes:
+            return 1, self._last_call(now_s)
+        return 2 if now_s - self._began_s < FIRST_REPLY_S else 0, self._began_s
+
+    def give_way(self) -> None:
+        """Tell the client that it needs another connection, and close this one."""
+        self._connection.finish_drain()
+        self.close()
 
     def _check_drain(self, asked_s: float) -> None:
         if asked_s > DRAIN_ANSWER_S:
@@ -390,26 +465,34 @@ class _ServerTransport(asyncio.Protocol):
         return True
 
 
-class _Refusals:
-    """Log of connections that TLS has ended: the first at once, later ones summed up."""
+class _Summary:
+    """A log line of what strangers can do often: at once, then summed up."""
 
-    def __init__(self) -> None:
-        self._count = 0  # since the last line
+    def __init__(self, level: int, text: str) -> None:
+        """`text` ends with the number of times since the line before."""
+        self._level = level
+        self._text = text + " (%d since the last such line)"
+        self._count = 0
         self._logged_s = float("-inf")
 
-    def note(self, peer: str, why: str) -> None:
-        """Log a connection."""
-        _log.debug("TLS has ended the connection of %s: %s", peer, why)
+    def note(self, *about: object) -> None:
+        """Count one, and log it if the last line is old enough."""
         self._count += 1
         now_s = time.monotonic()
-        if now_s - self._logged_s >= REFUSALS_INTERVAL_S:
-            self._logged_s = now_s
-            text = "TLS has ended the connection of %s: %s (%d since the last such line)"
-            _log.info(text, peer, why, self._count)
-            self._count = 0
+        if now_s - self._logged_s >= SUMMARY_INTERVAL_S:
+            _log.log(self._level, self._text, *about, self._count)
+            self._logged_s, self._count = now_s, 0
 
 
-_refusals = _Refusals()  # of all servers of this process
+# Of all servers of this process.
+_tls_failures = _Summary(logging.INFO, "TLS has ended the connection of %s: %s")
+_crowding = _Summary(
+    logging.WARNING,
+    "%d connections are open, the most there may be: an idle one was closed for another",
+)
+_refusals = _Summary(
+    logging.WARNING, "%d connections are open, and none is idle: another one was closed at once"
+)
 
 
 def _set_tcp_options(transport: asyncio.BaseTransport) -> None:
@@ -436,3 +519,17 @@ def peer_name(transport: asyncio.BaseTransport) -> str:
         return "unix:"
     host, port = peer[0], peer[1]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def _network_of(transport: asyncio.BaseTransport) -> bytes:
+    """Return the IPv4 address of the peer, or of its IPv6 address the 8 bytes that are given to a
+    site; empty for a unix socket.
+    """
+    peer: Any = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple):
+        return b""
+    host = peer[0].partition("%")[0]
+    if ":" not in host:
+        return socket.inet_aton(host)
+    packed = socket.inet_pton(socket.AF_INET6, host)
+    return packed[12:] if packed.startswith(_MAPPED) else packed[:8]

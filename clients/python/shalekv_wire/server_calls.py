@@ -46,10 +46,14 @@ class Unary:
 
     `check` is called when a request does not arrive at once with the header of its call: it may end
     the call, so that nothing more of the request is received. No handler is called then.
+
+    Without `keeps_place`, as of a method that is open to everybody, a call ends with its connection
+    when others need its place.
     """
 
     handler: UnaryHandler
     check: Callable[[ServerCall], None] | None = None
+    keeps_place: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,11 @@ class Streaming:
     """A method of any other shape.
 
     The handler runs in a task of its own, which is cancelled when the call is cancelled. A call
-    that it has not ended when it returns ends with OK.
+    that it has not ended when it returns ends with OK. `keeps_place` is that of `Unary`.
     """
 
     handler: StreamHandler
+    keeps_place: bool = True
 
 
 class Host(Protocol):
@@ -101,12 +106,14 @@ class ServerCall(Stream):
         "header_fields",
         "held_bytes",
         "is_compressed",
+        "method",
         "on_cancel",
         "peer",
         "trailer_fields",
     )
 
     connection: CallOwner
+    method: Unary | Streaming
 
     def __init__(self, connection: CallOwner, stream_id: int, head: RequestHead) -> None:
         """Begin a call with the header `head`."""
@@ -125,6 +132,11 @@ class ServerCall(Stream):
         self.has_header = False  # the header of the response was sent
         self.is_compressed = False  # replies are compressed by gzip
         self.held_bytes = 0  # counted by `keep`
+
+    @property
+    def keeps_place(self) -> bool:
+        """Return whether the request is complete, or partly answered, and not open to everybody."""
+        return self.method.keeps_place and (self.is_remote_done or self.has_header)
 
     def check(self) -> None:
         """End the call, or not, before more of its request is received."""
@@ -267,7 +279,9 @@ class ServerCall(Stream):
 class UnaryCall(ServerCall):
     """A call with one request and one reply."""
 
-    __slots__ = ("_is_kept", "_method", "_request")
+    __slots__ = ("_is_kept", "_request")
+
+    method: Unary
 
     def __init__(
         self,
@@ -278,14 +292,14 @@ class UnaryCall(ServerCall):
     ) -> None:
         """The handler of `method` is called with the request."""
         super().__init__(connection, stream_id, head)
-        self._method = method
+        self.method = method
         self._request: bytes | None = None
         self._is_kept = False  # the request is counted, since its stream has not ended with it
 
     def check(self) -> None:
         """End the call if its method has a reason."""
-        if self._method.check is not None:
-            self._method.check(self)
+        if self.method.check is not None:
+            self.method.check(self)
 
     def on_message(self, message: bytes) -> None:
         """Take the request."""
@@ -315,7 +329,7 @@ class UnaryCall(ServerCall):
             self.end(StatusCode.INTERNAL, "a call without a request")
             return
         try:
-            self._method.handler(self, request)
+            self.method.handler(self, request)
         except Exception:  # noqa: BLE001 - a bug in one call must not end others
             _log.exception("unexpected error in the handler of %s", self.path)
             self.end(StatusCode.INTERNAL, "unexpected error in the server")
@@ -328,9 +342,12 @@ class StreamCall(ServerCall):
 
     __slots__ = ("_messages", "_reader", "_writer")
 
-    def __init__(self, connection: CallOwner, stream_id: int, head: RequestHead) -> None:
+    def __init__(
+        self, connection: CallOwner, stream_id: int, head: RequestHead, method: Streaming
+    ) -> None:
         """Begin the call; the caller runs its handler."""
         super().__init__(connection, stream_id, head)
+        self.method = method
         self._messages: deque[bytes] = deque()  # that were not read
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None

@@ -94,6 +94,11 @@ class ServerConnection(Connection[ServerCall]):
         """Return whether the transport can be closed when all was written."""
         return self.is_over or (self.is_draining and not self.streams)
 
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a call is in progress that keeps the connection in its place."""
+        return any(call.keeps_place for call in self.streams.values())
+
     def last_peer_stream_id(self) -> int:
         """Return the last stream that the client has opened."""
         return self._last_stream_id
@@ -179,7 +184,7 @@ class ServerConnection(Connection[ServerCall]):
             call: ServerCall = UnaryCall(self, stream_id, head, method)
             self.streams[stream_id] = call
         else:
-            call = stream = StreamCall(self, stream_id, head)
+            call = stream = StreamCall(self, stream_id, head, method)
             self.streams[stream_id] = call
             self.host.run(stream, method.handler)
         if ends:
@@ -191,7 +196,7 @@ class ServerConnection(Connection[ServerCall]):
         if head.http_status != HTTP_OK:
             kept = RequestHead(content_length=head.content_length, http_status=head.http_status)
             plain = self.streams[stream_id] = PlainRequest(
-                self, stream_id, kept, Unary(ServerCall.reply)
+                self, stream_id, kept, Unary(ServerCall.reply, keeps_place=False)
             )
             if ends:
                 self._end(plain)

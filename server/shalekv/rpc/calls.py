@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 import structlog
@@ -98,7 +99,7 @@ def logged(path: str, method: Method) -> Method:
             call.on_cancel = logged_call.cancel
             answer(logged_call, data)  # type: ignore[arg-type]  # what the adapter uses of one
 
-        return Unary(handle, method.check)
+        return replace(method, handler=handle)
     serve = method.handler
 
     async def handle_stream(call: StreamCall) -> None:
@@ -108,7 +109,7 @@ def logged(path: str, method: Method) -> Method:
         finally:
             logged_call.log(StatusCode.CANCELLED)  # unless it has ended
 
-    return Streaming(handle_stream)
+    return replace(method, handler=handle_stream)
 
 
 class _LoggedCall:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -240,7 +241,10 @@ class Server:
         adapter, streams = self._new_standard(), self._new_standard()
         reflection = ReflectionService([*services, HEALTH_SERVICE, *self._transport.services])
         own, described = self._health.methods(adapter, streams), reflection.methods(streams)
-        self._standard = {**own, **described}
+        self._standard = {
+            path: replace(method, keeps_place=False)
+            for path, method in {**own, **described}.items()
+        }
         await self._transport.start()
 
     def _find(self, path: str) -> Method | None:
