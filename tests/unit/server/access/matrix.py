@@ -24,6 +24,8 @@ KEY_VERBS = frozenset(Verb) - {Verb.ADMIN}
 ANONYMOUS, ROOT = "", "root"
 DENIED, UNKNOWN = "PERMISSION_DENIED", "UNAUTHENTICATED"
 CALL_S = 20.0
+# What grpc.aio says in place of the status, if that arrives while it writes a message.
+CUT_OFF = "Internal error from Core"
 
 
 class Outcome(NamedTuple):
@@ -179,6 +181,8 @@ class Callers:
                 outcomes.setdefault(reply.watch_id, _of_error(reply.closed))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, AssertionError):
             code, message = await call.code(), await call.details()
+            if message == CUT_OFF:
+                return await self._watch(sites, key, metadata)
             return [Outcome(code.name, message or "")] * len(sites)
         finally:
             call.cancel()
