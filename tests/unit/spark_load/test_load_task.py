@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from shalekv.errors import IllegalState, InvalidRequest, InvalidSetting, LeaseLost, OutcomeUnknown
 from shalekv.format.names import level_name
@@ -32,10 +33,12 @@ from shalekv_spark.loading.load import renewed
 from shalekv_spark.loading.options import OPEN, Committed, Committer, collect_reports
 from shalekv_spark.place import Place
 from tests.kit.certificates import LOCAL, Authority
+from tests.kit.constants import constants
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.guarded import TokenBook
 from tests.kit.processes.processes import Processes
+from tests.kit.timeouts import until
 from tests.unit.spark_load.loads import LEVELS, LOAD_ID, Row, begun, current, database, files, write
 
 ROWS = [Row(b"%06d" % number, b"%06d" % number * 20) for number in range(2_000)]
@@ -294,6 +297,50 @@ async def test_a_writer_that_asks_who_calls_is_shown_the_token(
         committer = Committer(load.store, None, timeout_s=TIMEOUT_S, tls=tls, token_file=file)
         await committer.check()
         assert not (await committer.commit(LOAD_ID, load.infos)).already_applied
+
+
+@pytest.mark.parametrize("is_repaired", [True, False], ids=["repaired", "left"])
+async def test_a_refused_repeat_does_not_settle_a_commit(
+    tmp_path: Path, processes: Processes, *, is_repaired: bool
+) -> None:
+    """When the token was withdrawn after an attempt without an answer, the load may be committed:
+    the commit waits for another token, and says so if none comes.
+    """
+    tokens, file = TokenBook(tmp_path, "root"), tmp_path / "token"
+    file.write_text(tokens.text("root"))
+    asking = ("--tokens-file", str(tokens.path), "--admins", "token:root")
+    options = "shalekv_spark.loading.options:"
+    quick = {f"{options}_ATTEMPT_MS": 1_000}
+    with constants(quick), capture_logs() as logs:
+        async with ready(tmp_path, processes, *asking) as load:
+            committer = Committer(
+                load.store, None, timeout_s=60 if is_repaired else 6, token_file=str(file)
+            )
+            load.server.pause()
+            committing = asyncio.create_task(committer.commit(LOAD_ID, load.infos))
+
+            def said(error: str) -> bool:  # that a commit is repeated because of it
+                texts = [str(each.get("error")) for each in logs]
+                return committing.done() or any(error in text for text in texts)
+
+            await until(lambda: said("no answer"), "the end of an attempt")
+            file.write_text("an-unknown-token")
+            load.server.resume()
+            if is_repaired:
+                await until(lambda: said("writer: "), "a refused repeat")
+                file.unlink()
+                await until(lambda: said("token_file: "), "a repeat without a file")
+                file.write_text(tokens.text("root"))
+                committed = await committing
+                again = Committer(load.store, None, timeout_s=60, token_file=str(file))
+                assert await again.commit(LOAD_ID, load.infos) == Committed(committed.seq, True)
+            else:
+                with pytest.raises(OutcomeUnknown, match="may be committed or not") as unknown:
+                    await committing
+                assert isinstance(unknown.value.__cause__, InvalidSetting)
+                fresh = Committer(load.store, None, timeout_s=60, token_file=str(file))
+                with pytest.raises(InvalidSetting, match="writer: "):
+                    await fresh.commit(LOAD_ID, load.infos)
 
 
 async def test_a_database_that_was_never_served_is_opened(tmp_path: Path) -> None:

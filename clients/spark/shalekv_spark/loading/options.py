@@ -36,8 +36,10 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.v1 import manifest_pb2
 from shalekv_client import (
+    AccessUnknown,
     Client,
     DeadlinePassed,
+    NotApplied,
     NoWriter,
     Overloaded,
     PermissionDenied,
@@ -67,12 +69,20 @@ _ATTEMPT_MS = 15_000
 _PER_FILE_MS = 20  # the writer checks each file
 _PAUSE_S = 0.5
 _PAUSES_MAX = 16.0  # the longest pause, in `_PAUSE_S`
-_REPEATED = (Unanswered, NoWriter, Stopping, Overloaded, DeadlinePassed, Fenced)
+_REFUSED_PAUSE_S = 3.0  # at least, after a refused token: servers count wrong ones
+_REPEATED = (
+    *(Unanswered, NoWriter, Stopping, Overloaded, DeadlinePassed, Fenced),
+    AccessUnknown,
+)
 
 log = structlog.get_logger()
 
 COMMIT_TIMEOUT_S = 120.0
 LEASE_TTL_S_MIN = 10
+
+
+class _NotAsked(InvalidSetting):
+    """The writer was not asked for the load, or has refused before it looked for its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +160,10 @@ class Committer:
         """Create a committer. `writer`: one address or several, `OPEN`, or None: see the manifest.
 
         The writer is called with `tls`, if that is given, and with the access token in the file. A
-        commit is repeated for `timeout_s` when it is not answered, when the writer is overloaded,
-        and, unless `writer` is `OPEN`, when two processes that open the database have fenced each
-        other.
+        commit is repeated for `timeout_s` when it is not answered, when the writer is overloaded or
+        cannot find out who calls, and, unless `writer` is `OPEN`, when two processes that open the
+        database have fenced each other. Once an attempt was not answered, it is repeated as well
+        when the writer refuses the caller: the file may have another token by then.
         """
         self._store = store
         self._writer = writer
@@ -188,10 +199,12 @@ class Committer:
     async def commit(self, load_id: str, infos: Sequence[SstInfo]) -> Committed:
         """Commit the files as this load, unless it was committed before.
 
-        Raises `OutcomeUnknown` if no writer has answered: repeat the load with the same `load_id`.
-        Raises, with nothing committed, `LeaseLost`, `LoadUnknown`, `InvalidRequest`, and the errors
-        of `commit_by_opening`.
+        Raises `OutcomeUnknown` if no writer has answered, or an attempt was not answered and no
+        later one has settled it: repeat the load with the same `load_id`. Raises, with nothing
+        committed, `InvalidSetting` if the writer refuses the caller, `LeaseLost`, `LoadUnknown`,
+        `InvalidRequest`, and the errors of `commit_by_opening`.
         """
+        is_unknown = False  # whether an attempt has committed the load
         self.has_begun = True
         deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         while True:
@@ -203,17 +216,21 @@ class Committer:
                     loaded = await commit_by_opening(self._store, load_id, infos)
                     return Committed(loaded.seq, loaded.already_applied)
                 return await self._ask(addresses, load_id, infos, left_s)
-            except _REPEATED as error:
+            except (*_REPEATED, _NotAsked, NotApplied) as error:
                 if isinstance(error, Fenced) and self._writer == OPEN:
                     raise  # two processes with `OPEN` would fence each other again and again
-                if left_s <= _PAUSE_S:
+                if not is_unknown and not isinstance(error, _REPEATED):
+                    raise
+                is_unknown = is_unknown or isinstance(error, (Unanswered, Fenced))
+                pause_s = self._pause_s(error)
+                if deadline_s - asyncio.get_running_loop().time() <= pause_s:
                     message = (
                         f"load {load_id!r}: {error}. It may be committed or not: run the load "
                     )
                     message += "again with the same load_id, which does nothing if it is committed"
                     raise OutcomeUnknown(message) from error
                 log.warning("a commit is repeated", load_id=load_id, error=str(error))
-                await self._pause(is_fenced=isinstance(error, Fenced))
+                await self._store.runtime.clock.sleep_ms(pause_s * 1_000)
 
     async def _ask(
         self, addresses: Sequence[str], load_id: str, infos: Sequence[SstInfo], left_s: float
@@ -221,7 +238,13 @@ class Committer:
         attempt_ms = _ATTEMPT_MS + _PER_FILE_MS * len(infos)
         timeout_ms = max(int(min(left_s * 1_000, attempt_ms)), 1)
         try:
-            async with self._client(addresses) as client:
+            opened = self._client(addresses)
+        except OSError as error:  # its text names the file
+            raise _NotAsked(f"token_file: {error}") from error
+        except ValueError as error:
+            raise _NotAsked(f"writer: {error}") from error
+        try:
+            async with opened as client:
                 messages = map(info_message, infos)
                 loaded = await client.ingest(load_id, messages, timeout_ms=timeout_ms)
         except LeaseIsLost as error:
@@ -231,7 +254,7 @@ class Committer:
         except Refused as error:
             raise InvalidRequest(error.field, str(error)) from error
         except (WrongDatabase, Unauthenticated, PermissionDenied) as error:
-            raise InvalidSetting(f"writer: {error}") from error
+            raise _NotAsked(f"writer: {error}") from error
         return Committed(loaded.seq, loaded.already_applied)
 
     def _client(self, addresses: Sequence[str], timeout_ms: int = TIMEOUT_MS) -> Client:
@@ -242,12 +265,17 @@ class Committer:
             access_token_file=self._token_file,
         )
 
-    async def _pause(self, *, is_fenced: bool) -> None:
-        """Wait a little. After being fenced, wait for a random time, longer with each time."""
-        self._fenced = self._fenced + 1 if is_fenced else 0
+    def _pause_s(self, error: Exception) -> float:
+        """Return the pause after an attempt has failed with `error`.
+
+        After being fenced, it is a random time, longer with each time; after a refusal it is not
+        brief, and as long as the server says.
+        """
+        if isinstance(error, _NotAsked) and isinstance(refusal := error.__cause__, ShaleKVError):
+            return max(_REFUSED_PAUSE_S, (refusal.details.retry_after_ms or 0) / 1_000)
+        self._fenced = self._fenced + 1 if isinstance(error, Fenced) else 0
         longest = min(2.0**self._fenced, _PAUSES_MAX)
-        share = self._store.runtime.random.uniform(1, longest)
-        await self._store.runtime.clock.sleep_ms(_PAUSE_S * 1_000 * share)
+        return _PAUSE_S * self._store.runtime.random.uniform(1, longest)
 
     def _addresses(self, named: str) -> Sequence[str] | None:
         """Return the addresses to ask; None: open the database. `named`: that of the manifest."""
