@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import click
+from pydantic import Field
 
 from shalekv.cli.console.bucket import (
     edited_url_option,
@@ -33,7 +34,8 @@ from shalekv.write.quorum.membership import (
 ResultT = TypeVar("ResultT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-# What this command connects with; --tls-client-ca counts as it does for a safekeeper.
+# What these commands connect with. The authorities of clients count as they do for a safekeeper, if
+# these commands get its environment or its file.
 SHOWN_FLAGS = frozenset({"tls_cert", "tls_key", "tls_server_ca"})
 
 COLUMNS = (
@@ -114,8 +116,27 @@ _wait_option = click.option(
 )
 
 
+class _PeerTls(TlsSettings):
+    """TLS of the connections to safekeepers: the same settings, as they count for a command."""
+
+    tls_cert: str = Field(
+        default="",
+        description="PEM file with the certificate that is shown to safekeepers, and those that "
+        "lead from it to its authority.",
+        json_schema_extra={"user": "security: safekeepers accept nobody without"},
+    )
+    tls_server_ca: str = Field(
+        default="",
+        description="PEM file with the authorities of the safekeepers. Given without --tls-cert, "
+        "they are verified, and get no certificate. Not set: the authorities of clients that a "
+        "safekeeper has, if SHALEKV_TLS__TLS_CLIENT_CA or the file of --config has them, or, if "
+        "neither is set and --tls-cert is, the authorities of the system.",
+        json_schema_extra={"user": "security: safekeepers of another authority than clients"},
+    )
+
+
 class _Peers(Settings):
-    tls: TlsSettings = TlsSettings()
+    tls: _PeerTls = _PeerTls()
 
 
 def links_options(command: CommandT) -> CommandT:
