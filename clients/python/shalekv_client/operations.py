@@ -103,7 +103,10 @@ _SMALL_VARINTS = tuple(bytes([number]) for number in range(_VARINT_MORE))
 
 
 def varint(number: int) -> bytes:
-    """Encode a number as protobuf does. REQUIRES: it is not negative."""
+    """Encode a number as protobuf does. REQUIRES: it is not negative.
+
+    The server has its own: neither may import the other, and the wire below both knows no messages.
+    """
     if number < _VARINT_MORE:
         return _SMALL_VARINTS[number]
     encoded = bytearray()

@@ -20,11 +20,11 @@ from google.protobuf.message import Message
 
 from shalekv.concurrency import FifoLock
 from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow, raise_if
+from shalekv.format.coding import varint
 from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget, Stream
 from shalekv.rpc.call_counts import CallCounts, MethodCount
 from shalekv.rpc.guarding import answer_guarded
 from shalekv.server.access.guard import Guard
-from shalekv.server.replies.encoding import varint
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2

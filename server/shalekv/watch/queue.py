@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from shalekv.clock import Clock
 from shalekv.errors import ShaleError, raise_if
+from shalekv.format.coding import varint
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX
@@ -27,7 +28,6 @@ EVENT_BYTES = 400  # memory for a reply without a commit
 READ_AHEAD_COMMITS = 64  # queued commits whose previous values are read together
 CHANGE_FRAME_BYTES = 16  # for the tag and length of a change in a commit
 _COMMIT_TAG = b"\x22"  # field 4 of WatchReply, length-delimited
-_LOW_BITS = 0x7F  # the payload of each byte of a varint
 assert _COMMIT_TAG[0] >> 3 == kv_pb2.WatchReply.COMMIT_FIELD_NUMBER
 
 _DELETE_RANGE = kv_pb2.WatchChange.KIND_DELETE_RANGE
@@ -210,7 +210,7 @@ def commit_replies(
     frame = kv_pb2.WatchReply(header=header, watch_id=watch_id).SerializeToString()
     for body in _bodies(commit, now_ms):
         # Encoded fields of a message may be concatenated, so the body of the commit is shared.
-        yield b"".join((frame, _COMMIT_TAG, _varint(len(body)), body))
+        yield b"".join((frame, _COMMIT_TAG, varint(len(body)), body))
 
 
 def _bodies(commit: ChangeEvent, now_ms: int) -> Iterator[bytes]:
@@ -274,12 +274,3 @@ def _set_previous(change: kv_pb2.WatchChange, previous: Previous, now_ms: int) -
     change.previous.value = previous.value
     change.previous.seq = previous.seq
     change.previous.expire_at_ms = previous.expire_at_ms
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > _LOW_BITS:
-        encoded.append(number & _LOW_BITS | ~_LOW_BITS & 0xFF)
-        number >>= _LOW_BITS.bit_length()
-    encoded.append(number)
-    return bytes(encoded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shalekv.format.coding import varint as server_varint
 from shalekv.v1 import kv_pb2
 from shalekv_client import Durability, ReadLevel, operations
 from shalekv_client.operations import varint
@@ -47,3 +48,4 @@ def test_requests_of_bytes_are_those_of_protobuf(
 def test_varints_are_those_of_protobuf(number: int) -> None:
     """Numbers of any size are encoded as protobuf does."""
     assert kv_pb2.RequestHeader.FromString(b"\x08" + varint(number)).min_seq == number
+    assert server_varint(number) == varint(number)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shalekv.cli.console import variables
 from shalekv.v1 import kv_pb2
 from shalekv_client import Client, ConnectionLost, RetryPolicy, Wire
 from shalekv_client.routing.servers import WIRE_VARIABLE, chosen_wire
@@ -25,6 +26,11 @@ def test_importing_the_client_does_not_load_grpcio() -> None:
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
     loaded = set(done.stdout.decode().split())
     assert loaded & {"grpc", "grpc_status", "shalekv.settings", "shalekv.store"} == set()
+
+
+def test_commands_know_the_variable() -> None:
+    """They don't load the client to know its name, so it stands twice."""
+    assert variables.WIRE_VARIABLE == WIRE_VARIABLE
 
 
 def test_an_argument_is_preferred_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ PREFIX = "SHALEKV_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 ADDRESS_VARIABLE = f"{PREFIX}ADDR"
 TOKEN_VARIABLE = f"{PREFIX}TOKEN"
-WIRE_VARIABLE = f"{PREFIX}CLIENT_WIRE"
+WIRE_VARIABLE = f"{PREFIX}CLIENT_WIRE"  # the client has it as well: loading that takes long
 
 CLIENT = "client"  # the table of a file
 CLIENT_KEYS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure_token")

@@ -8,25 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-SHORT_MAX = 0x7F  # the greatest number of one byte
-_PAIR_MAX = 0x3FFF  # ... and of two
-_SHORT = [bytes((number,)) for number in range(SHORT_MAX + 1)]
-# Bytes of a number that goes on: by their seven bits.
-CONTINUED = [bytes((0x80 | bits,)) for bits in range(SHORT_MAX + 1)]
+from shalekv.format.coding import CONTINUED, SHORT_NUMBERS, varint
+
 _PIECES_MAX = 4_096  # of one kind that are kept: half a megabyte, at most
-
-
-def varint(number: int) -> bytes:
-    """Return a number, 0 or more, as protobuf writes it: seven bits a byte, the lowest first."""
-    if number <= SHORT_MAX:
-        return _SHORT[number]
-    if number <= _PAIR_MAX:
-        return CONTINUED[number & SHORT_MAX] + _SHORT[number >> 7]
-    encoded = b""
-    while number > SHORT_MAX:
-        encoded += CONTINUED[number & SHORT_MAX]
-        number >>= 7
-    return encoded + _SHORT[number]
 
 
 class EncodedPieces(dict[int, bytes]):
@@ -49,6 +33,6 @@ class EncodedPieces(dict[int, bytes]):
 _SEQ_TAG, EXPIRY_TAG = b"\x18", b"\x20"
 # Encoded sequence numbers with their tag: those up to `SHORT_MAX`, and others in two pieces, which
 # are the lowest seven bits, and the rest, of which a database has few different ones.
-SHORT_SEQS = [_SEQ_TAG + short for short in _SHORT]
+SHORT_SEQS = [_SEQ_TAG + short for short in SHORT_NUMBERS]
 LOW_SEQS = [_SEQ_TAG + low for low in CONTINUED]
 HIGH_SEQS = EncodedPieces(varint)

@@ -12,18 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from shalekv.errors import ReplyTooLarge
+from shalekv.format.coding import CONTINUED, SHORT_MAX, varint
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.transaction import RESULT_FRAME_BYTES
 from shalekv.read.engine import ReadEngine
 from shalekv.server.replies.encoding import (
-    CONTINUED,
     EXPIRY_TAG,
     HIGH_SEQS,
     LOW_SEQS,
-    SHORT_MAX,
     SHORT_SEQS,
     EncodedPieces,
-    varint,
 )
 from shalekv.server.service import MakeHeader
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX

@@ -14,16 +14,15 @@ from typing import NamedTuple, Self
 
 from shalekv.clock import Clock
 from shalekv.errors import StreamTooSlow
+from shalekv.format.coding import SHORT_MAX, varint
 from shalekv.protocol.entry import Entry
 from shalekv.read.memory_budget import MemoryBudget, Share
 from shalekv.server.replies.encoding import (
     EXPIRY_TAG,
     HIGH_SEQS,
     LOW_SEQS,
-    SHORT_MAX,
     SHORT_SEQS,
     EncodedPieces,
-    varint,
 )
 from shalekv.server.service import Call
 from shalekv.v1 import kv_pb2
