@@ -194,7 +194,8 @@ def test_certificates_have_the_names_of_servers() -> None:
     """The certificate is for every service that listens; only its maker has the authority's key."""
     maker = WITH_TLS["certificates"]
     assert maker.argv[:3] == ["shalekv", "tls", "init"]
-    made = init.make_context("init", maker.argv[3:]).params
+    settings = shalekv.context_settings  # see `parsed`
+    made = init.make_context("init", maker.argv[3:], **settings).params
     assert set(made["hosts"]) == {*SERVERS, *SAFEKEEPERS}
     assert str(made["folder"]) == TLS_FOLDER
     authority = maker.volumes[str(made["authority_folder"])]
