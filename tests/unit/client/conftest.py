@@ -23,6 +23,7 @@ TESTS_OVER_BOTH = {
     "test_the_time_for_connecting_counts",
     "test_the_fallback_shows_a_token",
     "test_files_are_read_again",
+    "test_a_session_moves_to_a_new_token",
     "test_servers_are_verified",
 }
 
