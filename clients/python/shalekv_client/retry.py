@@ -28,6 +28,7 @@ from shalekv_client.errors import (
     DeadlineExceeded,
     DeadlinePassed,
     Fenced,
+    InvalidRequest,
     NotApplied,
     NotSent,
     NotTheWriter,
@@ -35,6 +36,7 @@ from shalekv_client.errors import (
     OutcomeUnknown,
     Overloaded,
     PermissionDenied,
+    RangeTooCostly,
     SeqNotReached,
     ShaleKVError,
     Stopping,
@@ -43,6 +45,7 @@ from shalekv_client.errors import (
     Unauthenticated,
     Unimplemented,
     Unreachable,
+    WrongDatabase,
 )
 from shalekv_client.policies import Destination
 from shalekv_client.routing.endpoints import Endpoint
@@ -58,6 +61,9 @@ DEADLINE_REASONS = frozenset({"WRITE_TIMED_OUT", "DEADLINE_PASSED"})
 
 # Refusals that a server makes before it checks the idempotency key.
 _BEFORE_KEY_CHECK = (
+    InvalidRequest,
+    WrongDatabase,
+    RangeTooCostly,
     Overloaded,
     Stopping,
     DeadlinePassed,
@@ -69,6 +75,16 @@ _BEFORE_KEY_CHECK = (
     PermissionDenied,
     AccessUnknown,
 )
+
+
+def _is_before_key_check(error: ShaleKVError) -> bool:
+    """Return whether a server may have made this refusal before it looked for the key.
+
+    `NotApplied` itself is that of a store or of safekeepers that do not answer, and of reasons that
+    this client does not know.
+    """
+    return type(error) is NotApplied or isinstance(error, _BEFORE_KEY_CHECK)
+
 
 DOUBLINGS_MAX = 40  # no delay is that long, and 2.0 ** 1024 would be an error
 
@@ -217,7 +233,7 @@ class CallState:
         if self.destination is Destination.BY_POLICY:
             found = None if error.reason else self.behind or explicit
             return (error, None) if found is None or found is error else (found, error)
-        if self.unknown is not None and isinstance(error, _BEFORE_KEY_CHECK):
+        if self.unknown is not None and _is_before_key_check(error):
             return self.unknown, error
         if isinstance(explicit, OutcomeUnknown):
             return explicit, error

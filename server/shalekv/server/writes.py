@@ -294,7 +294,8 @@ class Writes:
             known = engine.idempotency.find(write.key, write.request_hash, chosen=write.chosen)
             if known is not None:
                 return self._repeat(write.reply, known)
-        engine.log.check_available()
+        if not write.key or engine.prefetch.lacks_record(write.needs.record_key):
+            engine.log.check_available()  # of a repeat that is in the levels it would be untrue
         read_set = engine.prefetch.known(write.needs)
         if read_set is None or write_order or write.is_load:
             return self._submit_in_order(write, write_order)

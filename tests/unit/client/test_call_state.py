@@ -58,6 +58,10 @@ def state(target: CallTarget) -> CallState:
         errors.Unauthenticated,
         errors.PermissionDenied,
         errors.AccessUnknown,
+        errors.InvalidRequest,
+        errors.WrongDatabase,
+        errors.RangeTooCostly,
+        errors.NotApplied,
     ],
 )
 def test_refusal_on_admission_does_not_settle_a_write(kind: type[ShaleKVError]) -> None:

@@ -22,6 +22,7 @@ from shalekv.write.wal import QuorumReport
 from tests.kit.constants import set_constants
 from tests.kit.quorum.log import QuorumDatabase, Writing, runtime, until
 from tests.kit.serving.roles import CALL, Calls, absent, key_header
+from tests.kit.serving.sweeping import compact
 from tests.kit.virtual_time import virtual_time
 
 NEVER_MS = 3_600_000  # so long an object stays open unless somebody asks for its end
@@ -174,6 +175,25 @@ async def test_key_of_an_unknown_write_is_remembered() -> None:
         assert (reply.header.seq, reply.durability) == (1, QUORUM)
         assert writer.engine.newest_seq == 1
         assert len(writer.engine.idempotency) == 1
+
+
+@virtual_time(5)
+async def test_repeat_of_a_compacted_write_gets_its_reply_without_a_majority() -> None:
+    """A repeat whose record is in the levels is not refused as if nothing had been applied."""
+    async with quorum_serving() as writer:
+        request = kv_pb2.PutRequest(header=key_header(b"the key"), key=b"a", value=b"1")
+        first = await writer.ask(request)
+        await writer.put(b"b", durability=ARCHIVED)
+        await compact(writer.database)
+        await until(lambda: not len(writer.engine.idempotency))
+        writer.hold()
+        await asyncio.gather(writer.put(b"b"), return_exceptions=True)  # unknown, after a while
+        with pytest.raises(QuorumUnavailable):
+            await writer.put(b"b")
+        with pytest.raises(QuorumUnavailable):
+            await writer.ask(kv_pb2.PutRequest(header=key_header(b"another"), key=b"a"))
+        repeat = await writer.ask(request)
+        assert (repeat.header.seq, repeat.durability) == (first.header.seq, QUORUM)
 
 
 @virtual_time(5)
