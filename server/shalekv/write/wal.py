@@ -19,7 +19,14 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_at_once, encode_sst
 from shalekv.protocol.entry import NEVER_MS
-from shalekv.protocol.fencing import Occupant, WalListing, WriterId
+from shalekv.protocol.fencing import (
+    Occupant,
+    SlotVerdict,
+    WalListing,
+    WriterId,
+    fenced,
+    judge,
+)
 from shalekv.settings import KIB
 from shalekv.store.cas import CasStore, Taken
 from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
@@ -234,8 +241,8 @@ class ObjectStoreWal:
         be in the slot (I3). Repeats until that is known. Entries are retried even when the
         store refuses them, so that a writer goes on once it has its permission again. For a fence
         `StoreRefused` is raised, and the opening ends. Raises `StoreBroken`, `CorruptObject` when
-        the object in the slot cannot be read, and `OutcomeUnknown` when ours may have been
-        compacted.
+        the object in the slot cannot be read; and when ours may have been compacted before
+        another came there, `Fenced` if that is a newer writer's, else `OutcomeUnknown`.
         """
         del position  # slots are independent of each other
         name = names.wal_name(wal_id)
@@ -256,18 +263,21 @@ class ObjectStoreWal:
             name, data, self._metadata, is_patient=any(contents), uploads=self._uploads
         )
         if isinstance(outcome, Taken):
+            occupant = occupant_of(open_sst(name, outcome.data, database_id=self._database_id))
             if not outcome.is_first_owner:
-                await self._check_not_compacted(wal_id)
-            return occupant_of(open_sst(name, outcome.data, database_id=self._database_id))
+                await self._check_not_compacted(wal_id, occupant)
+            return occupant
         return None
 
-    async def _check_not_compacted(self, wal_id: int) -> None:
-        """Raise `OutcomeUnknown` if the slot may have been collected and filled again.
+    async def _check_not_compacted(self, wal_id: int, occupant: Occupant) -> None:
+        """Raise an error if the slot may have been collected, and then filled by `occupant`.
 
         The first object of a slot is deleted only after it was compacted.
         """
         last_compacted = await self._last_compacted()
         if last_compacted is not None and last_compacted >= wal_id:
+            if judge(occupant, self.own) is SlotVerdict.NEWER:
+                raise fenced(self.own, occupant.owner.epoch, f"WAL slot {wal_id}")
             raise OutcomeUnknown(
                 f"{names.wal_name(wal_id)} was compacted while the object store had not answered, "
                 "and another object is there now: the write may be applied or not. Read the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -64,7 +64,11 @@ def yielding_runtime(seed: int = 7) -> Runtime:
     return Runtime(YieldingClock(), Random(seed), InlineWorkers())
 
 
-def slots_on(store: ObjectStore, own: WriterId) -> ObjectStoreWal:
+def slots_on(
+    store: ObjectStore,
+    own: WriterId,
+    last_compacted: Callable[[], Awaitable[int | None]] = nothing_compacted,
+) -> ObjectStoreWal:
     cas = CasStore(store, yielding_runtime(), StoreSettings())
     return ObjectStoreWal(
         cas,
@@ -72,7 +76,7 @@ def slots_on(store: ObjectStore, own: WriterId) -> ObjectStoreWal:
         database_id=DATABASE_ID,
         block_bytes=4_096,
         now_ms=lambda: LOGICAL_TIME_MS,
-        last_compacted=nothing_compacted,
+        last_compacted=last_compacted,
     )
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from random import Random
 from typing import TypeVar, TypeVarTuple
 
 import pytest
 
-from shalekv.errors import WrongObject
+from shalekv.errors import Fenced, OutcomeUnknown, ShaleError, WrongObject
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.format.records import record_key
 from shalekv.format.sst import open_sst
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.fencing import Occupant, WalListing
+from shalekv.protocol.fencing import Occupant, WalListing, WriterId
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings, WalCodec
 from shalekv.store.cas import CasStore
@@ -32,6 +33,7 @@ from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import (
     DATABASE_ID,
     LOGICAL_TIME_MS,
+    NEWER,
     OLDER,
     OWN,
     YieldingClock,
@@ -39,6 +41,7 @@ from tests.kit.engine.running_log import (
 )
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.samples import RANGES, SYSTEM, properties
+from tests.kit.store import HeldStore
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -97,6 +100,28 @@ async def test_object_of_another_database_is_an_error() -> None:
     )
     with pytest.raises(WrongObject):
         await other.create(3, WalContents())
+
+
+@pytest.mark.parametrize(("rival", "error"), [(NEWER, Fenced), (OLDER, OutcomeUnknown)])
+async def test_slot_that_was_compacted_and_filled_again(
+    rival: WriterId, error: type[ShaleError]
+) -> None:
+    """A writer that does not know whether its object was there before is fenced by a newer one."""
+
+    async def last_compacted() -> int:
+        return 3
+
+    store = HeldStore()
+    slots = slots_on(store, OWN, last_compacted)
+    creating = asyncio.ensure_future(slots.create(3, WalContents(entries_of(1))))
+    (await store.arrived(1)).lose_reply()
+    await store.delete([names.wal_name(3)])
+    filling = asyncio.ensure_future(slots_on(store, rival).create(3, WalContents()))
+    while not filling.done():
+        store.release_all()
+        await asyncio.sleep(0)
+    with pytest.raises(error):
+        await creating
 
 
 def records_of(count: int) -> list[Entry]:
