@@ -225,6 +225,23 @@ def test_what_cannot_be_revoked_changes_nothing(tmp_path: Path) -> None:
     assert revoke(folder, "client-alice.crt").exit_code == 2
 
 
+def test_a_file_has_one_certificate_to_revoke(tmp_path: Path) -> None:
+    """Several are refused, and none of them is revoked; those of its authorities may be there."""
+    assert init(tmp_path, "--client", "alice", "--client", "bob").exit_code == 0
+    alice, bob, authority = (
+        (tmp_path / f"{each}.crt").read_bytes()
+        for each in ("client-alice", "client-bob", "clients-ca")
+    )
+    (tmp_path / "both.pem").write_bytes(alice + bob)
+    before = contents(tmp_path)
+    refused = revoke(tmp_path, "both.pem")
+    assert (refused.exit_code, contents(tmp_path)) == (2, before), refused.output
+    assert "both.pem has 2 certificates" in refused.output
+    (tmp_path / "chain.pem").write_bytes(authority + bob)
+    assert revoke(tmp_path, "chain.pem").exit_code == 0
+    assert [is_good(tmp_path, f"client-{each}") for each in ("alice", "bob")] == [True, False]
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -228,7 +228,7 @@ class _Trial:
         Raises `OSError` and `ValueError`, before anything is changed, when an authority or a
         certificate is missing or damaged, and when no authority has issued it.
         """
-        left = {path: x509.load_pem_x509_certificate(path.read_bytes()) for path in paths}
+        left = {path: _certificate_in(path) for path in paths}
         new: dict[Path, bytes] = {}
         for pair in (self._authority, self._of_clients):
             if not pair.exists:
@@ -311,6 +311,26 @@ class _Trial:
         self.done.append(
             f"{how} {pair.certificate_path} for {', '.join(str(name.value) for name in names)}"
         )
+
+
+def _certificate_in(path: Path) -> x509.Certificate:
+    """Return the certificate of a file, which may have those of its authorities as well.
+
+    Raises `OSError`, and `ValueError` if it is damaged, or has several.
+    """
+    found = x509.load_pem_x509_certificates(path.read_bytes())
+    alone = [each for each in found if not _is_authority(each)] or found
+    if len(alone) > 1:
+        raise ValueError(f"{path} has {len(alone)} certificates: give each in a file of its own")
+    return alone[0]
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    except x509.ExtensionNotFound:
+        return False
+    return found.value.ca
 
 
 def _is_address(text: str) -> bool:
