@@ -8,10 +8,11 @@ r"""The audit log: a line of JSON for each operation, appended to a file or to s
 A line has at most `LINE_BYTES_MAX` bytes: of many keys it shows the first few, and of a long text
 the beginning, with "..." after it. It has no values, tokens, page tokens and idempotency keys.
 
-Lines of refused operations are written at once. Of one origin, a principal or the address of a
-caller without one, they are `REFUSALS_SHOWN` within `REFUSALS_TIME_MS`; those that are left out are
-counted, and have one line together when the time is over, or at the end. So nobody can fill the
-disk, or a pipe, by being refused.
+Lines of operations that were refused for who calls are written at once, others before the event
+loop waits again. Of one origin, a principal or the address of a caller without one, refusals have
+`REFUSALS_SHOWN` lines within `REFUSALS_TIME_MS`; those that are left out are counted, and have one
+line together when the time is over, or at the end. So nobody can fill the disk, or a pipe, by being
+refused.
 """
 
 from __future__ import annotations
