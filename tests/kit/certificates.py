@@ -100,18 +100,27 @@ class Authority:
         return str(path)
 
     def revoke(
-        self, *certificates: bytes, valid: tuple[float, float] = (-1, 30), is_delta: bool = False
+        self,
+        *certificates: bytes,
+        valid: tuple[float, float] = (-1, 30),
+        critical: Sequence[x509.ExtensionType] = (),
+        of_entries: Sequence[x509.ExtensionType] = (),
     ) -> bytes:
-        """Return a list of revoked certificates, in PEM; `valid` as in `issue`."""
+        """Return a list of revoked certificates, in PEM; `valid` as in `issue`.
+
+        The list, and its entries, have these critical extensions.
+        """
         now = datetime.now(UTC)
         begin, end = (now + timedelta(days=each) for each in valid)
         builder = x509.CertificateRevocationListBuilder(self._name, begin, end)
         for pem in certificates:
             number = x509.load_pem_x509_certificate(pem).serial_number
-            revoked = x509.RevokedCertificateBuilder(number, begin).build()
-            builder = builder.add_revoked_certificate(revoked)
-        if is_delta:
-            builder = builder.add_extension(x509.DeltaCRLIndicator(1), critical=True)
+            revoked = x509.RevokedCertificateBuilder(number, begin)
+            for each in of_entries:
+                revoked = revoked.add_extension(each, critical=True)
+            builder = builder.add_revoked_certificate(revoked.build())
+        for each in critical:
+            builder = builder.add_extension(each, critical=True)
         return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
     def issue(

@@ -2,29 +2,32 @@
 
 A new connection gets the context of the newest files that could be used together. Those that
 cannot, because a half of a pair is not replaced yet or is damaged, are logged once, and the last
-good ones stay in use. Connections that exist keep theirs. Versions are TLS 1.2 and later, and ALPN
-must choose `h2`.
+good ones stay in use: contexts are made of what was read, and not of the files. Connections that
+exist keep theirs. Versions are TLS 1.2 and later, and ALPN must choose `h2`.
 
 A change makes another context, so no session of the one before can be resumed: a client whose
 authority was removed shows its certificate again, and is refused. So is one whose certificate is in
 a list of revoked certificates, which the file of a server's authorities may hold. A list that has
-ended refuses all certificates of its authority.
+ended refuses all certificates of its authority: then there is another context as well.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import ssl
 import stat
+import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TypeAlias
 
 ALPN = "h2"
@@ -32,10 +35,10 @@ ALPN = "h2"
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 LOOK_INTERVAL_S = 1.0  # between two looks at the files
 # Files younger than this are compared by their contents: on some file systems two changes within
-# this time give the same time of modification.
+# this time give the same time of modification. Lists that vanish may be in the half of a file that
+# is not written yet: the rest is used when it was the same for this time.
 SETTLING_S = 3.0
 FILE_BYTES_MAX = 8 * 1024 * 1024
-READ_TRIES = 5  # of files that change while they are read
 END_NOTICE = timedelta(days=30)  # certificates that end sooner are logged
 END_NOTICE_INTERVAL_S = 24 * 3_600.0  # between two such lines
 LIST_NOTICE = 4  # lists of revoked certificates are logged in the last quarter of their time
@@ -71,6 +74,10 @@ class TlsFiles:
 
 class UnusableFiles(ValueError):
     """Files that no context can be made of. The text says which, and why; it has nothing secret."""
+
+
+class UnusableYet(UnusableFiles):
+    """Files that may become usable without another change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +148,15 @@ class TlsContexts:
             raise UnusableFiles("a server needs a certificate and its key")
         self.files = files
         self._make = partial(_made, files, is_server=is_server, read_lists=read_lists)
-        for _ in range(READ_TRIES):
-            self.contents = _read(files)  # that are in use
-            self._context, self._lists = self._make(self.contents)
-            if _read(files) == self.contents:
-                break
-        else:
-            raise UnusableFiles(f"{', '.join(files.paths)}: they change while they are read")
-        self._used = self._seen = self.contents.digest()
         self._stats = _stats(files)  # None: they are young
+        self.contents = _read(files)  # that are in use
+        self._context, self._lists = self._make(self.contents)
+        self._seen = self.contents.digest()
         self._looked_s = time.monotonic()
+        self._found = self._seen, self._looked_s  # by the last look, and since when
         self._warned_s = float("-inf")
         self._ends = _first_end(files, self.contents)
-        self._ended_lists = 0
+        self._ended_lists = 0  # -1: unknown
         self._look_at_lists()
         self._warn_of_end()
 
@@ -166,8 +169,8 @@ class TlsContexts:
         if now_s - self._looked_s >= LOOK_INTERVAL_S:
             self._looked_s = now_s
             self._look()
-            self._look_at_lists()
-            self._warn_of_end()
+        self._look_at_lists()
+        self._warn_of_end()
         return self._context
 
     def _look(self) -> None:
@@ -179,26 +182,33 @@ class TlsContexts:
         try:
             contents = _read(self.files)
         except UnusableFiles as error:
+            self._found = b"", self._looked_s
             self._refuse(str(error).encode(), error)
             return
         digest = contents.digest()
+        if digest != self._found[0]:
+            self._found = digest, self._looked_s
         if digest == self._seen:
             return
-        if digest == self._used:
+        if contents == self.contents:
             self._seen = digest
             _log.info("TLS files are again those that are in use: %s", self._ends)
             return
         try:
             context, lists = self._make(contents)
-            if _read(self.files) != contents:
-                self._stats = None  # they change at this moment: the next look is right
-                return
+        except UnusableYet as error:
+            self._stats = None
+            self._refuse(str(error).encode(), error)
+            return
         except UnusableFiles as error:
             self._refuse(digest, error)
             return
-        had_lists, self._lists, self._ended_lists = bool(self._lists), lists, 0
+        had_lists = bool(self._lists)
+        if had_lists and not lists and self._looked_s - self._found[1] < SETTLING_S:
+            self._stats = None
+            return
+        self._lists, self._ended_lists, self._seen = lists, 0, digest
         self._context, self.contents = context, contents
-        self._used = self._seen = digest
         self._ends, self._warned_s = _first_end(self.files, contents), float("-inf")
         names = ", ".join(self.files.paths)
         _log.info(
@@ -215,18 +225,23 @@ class TlsContexts:
             _log.warning("TLS files cannot be used, and those before stay in use: %s", error)
 
     def _look_at_lists(self) -> None:
-        """Refuse sessions from before the end of a list, and log that end at once."""
+        """Refuse sessions from before the end of a list, and log that end at once.
+
+        Sessions are resumed without a look at certificates, but not in another context.
+        """
         now = datetime.now(UTC)
         ended_lists = sum(each.ends <= now for each in self._lists)
         if ended_lists == self._ended_lists:
             return
+        try:
+            self._context = _context(self.files, self.contents, is_server=True)
+        except UnusableFiles as error:  # such as when no descriptor is left
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # refuses all: no certificate
+            if self._ended_lists >= 0:
+                _log.error("all clients are refused, since a list has ended, and now %s", error)
+            self._ended_lists = -1
+            return
         self._ended_lists, self._warned_s = ended_lists, float("-inf")
-        # Sessions are resumed without a look at certificates, but not in another context. Files
-        # that have changed, and cannot be used, leave the one that there is.
-        with suppress(UnusableFiles):
-            context, _ = self._make(self.contents)
-            if _read(self.files) == self.contents:
-                self._context = context
 
     def _warn_of_end(self) -> None:
         """Log certificates and lists that end soon, once a day."""
@@ -306,16 +321,18 @@ def _made(
         return context, ()
     try:
         lists = read_lists(contents.authority)
-        context.load_verify_locations(cafile=files.authority)  # `cadata` would take no lists
-    except (OSError, ValueError) as error:  # one of OpenSSL is an `OSError`
-        why = "a damaged list of revoked certificates" if isinstance(error, OSError) else error
-        raise UnusableFiles(f"{files.authority}: {why}") from None
-    context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+    except ValueError as error:
+        raise UnusableFiles(f"{files.authority}: {error}") from None
+    now = datetime.now(UTC)
+    for each in lists:
+        if each.begins > now:
+            begins = f"{each.begins:%Y-%m-%d %H:%M:%S} UTC"
+            raise UnusableYet(f"{files.authority}: the {each}, begins at {begins}")
     return context, lists
 
 
 def _context(files: TlsFiles, contents: Contents, *, is_server: bool) -> ssl.SSLContext:
-    """Make a context without lists. Raises `UnusableFiles`."""
+    """Make a context. Raises `UnusableFiles`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
@@ -324,18 +341,50 @@ def _context(files: TlsFiles, contents: Contents, *, is_server: bool) -> ssl.SSL
     if files.certificate:
         _load_pair(context, files, contents)
     if files.authority:
-        if contents.authority.count(b"-----B") != contents.authority.count(b"-----END "):
-            # Without this, one that is being written could seem to have no lists.
-            raise UnusableFiles(f"{files.authority}: it is cut off")
-        try:
-            context.load_verify_locations(cadata=contents.authority.decode("ascii", "ignore"))
-        except (ssl.SSLError, ValueError):
-            raise UnusableFiles(f"{files.authority}: no certificates in PEM") from None
+        _load_authorities(context, files.authority, contents.authority)
     elif not is_server:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     if is_server and files.authority:
         context.verify_mode = ssl.CERT_REQUIRED
+        if _LIST_BLOCK.search(contents.authority) is not None:
+            _load_lists(context, files.authority, contents.authority)
     return context
+
+
+def _load_authorities(context: ssl.SSLContext, path: str, pem: bytes) -> None:
+    if pem.count(b"-----B") != pem.count(b"-----END "):
+        raise UnusableFiles(f"{path}: it is cut off")
+    try:
+        context.load_verify_locations(cadata=pem.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError):
+        raise UnusableFiles(f"{path}: no certificates in PEM") from None
+
+
+def _load_lists(context: ssl.SSLContext, path: str, pem: bytes) -> None:
+    try:
+        with _as_file(pem) as in_memory:
+            context.load_verify_locations(cafile=in_memory)  # `cadata` would take no lists
+    except ssl.SSLError:
+        raise UnusableFiles(f"{path}: a damaged list of revoked certificates") from None
+    except OSError as error:
+        raise UnusableFiles(f"{path}: {error.strerror}") from None
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+
+
+@contextmanager
+def _as_file(pem: bytes) -> Iterator[str]:
+    """Yield the path of a file in memory: OpenSSL takes keys and lists from files alone.
+
+    A system without such files has a temporary one instead, which its owner alone can read.
+    """
+    if sys.platform == "linux":
+        with os.fdopen(os.memfd_create("pem"), "wb", buffering=0) as file:
+            file.write(pem)
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with NamedTemporaryFile(buffering=0) as file:
+            file.write(pem)
+            yield file.name
 
 
 def _load_pair(context: ssl.SSLContext, files: TlsFiles, contents: Contents) -> None:
@@ -348,7 +397,8 @@ def _load_pair(context: ssl.SSLContext, files: TlsFiles, contents: Contents) -> 
     if b"PRIVATE KEY-----" not in contents.key:
         raise UnusableFiles(f"{files.key}: no private key in PEM")
     try:
-        context.load_cert_chain(files.certificate, files.key, password=refuse_password)
+        with _as_file(contents.certificate) as certificate, _as_file(contents.key) as key:
+            context.load_cert_chain(certificate, key, password=refuse_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             text = f"the key {files.key} is not that of the certificate {files.certificate}"

@@ -1,7 +1,8 @@
 """Lists of revoked certificates (CRLs) in a PEM file of authorities.
 
 A list is used as a whole or not at all: with one that is damaged, or missing, or signed by somebody
-else, OpenSSL would refuse all clients of its authority. So such a file is refused before.
+else, or for some certificates or reasons alone, OpenSSL would refuse all clients of its authority.
+So such a file is refused before.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from typing import cast
 
 from cryptography import x509
@@ -33,7 +35,8 @@ def read_lists(pem: bytes) -> Lists:
 
     Raises:
         ValueError: something in it is damaged; or there are not as many lists of an authority as
-            one, unless it has expired; or a list is of none of them, or of changes only.
+            one, unless it has expired; or a list is of none of them, or of changes only, or of some
+            certificates or reasons only; or it has something else that OpenSSL does not know.
     """
     try:
         return _checked(pem)
@@ -60,10 +63,30 @@ def _checked(pem: bytes) -> Lists:
                 f"the list of revoked certificates of {name_of(each.issuer)!r} is of no authority "
                 "of the file that may sign it"
             )
-        with suppress(x509.ExtensionNotFound):
-            each.extensions.get_extension_for_class(x509.DeltaCRLIndicator)
-            raise ValueError("a list of revoked certificates has changes alone: use the whole one")
+        _check_scope(each)
     return tuple(map(_described, lists))
+
+
+def _check_scope(found: x509.CertificateRevocationList) -> None:
+    """Raise `ValueError` for a list that OpenSSL would not use for each certificate."""
+    whose = f"the list of revoked certificates of {name_of(found.issuer)!r}"
+    for each in found.extensions:
+        match each.value:
+            case x509.DeltaCRLIndicator():
+                raise ValueError(f"{whose} has changes alone: use the whole one")
+            case x509.IssuingDistributionPoint():
+                raise ValueError(
+                    f"{whose} is for a part of its certificates (issuingDistributionPoint): use a "
+                    "whole one"
+                )
+            case x509.AuthorityKeyIdentifier():
+                continue
+        if each.critical:
+            raise ValueError(f"{whose} has a critical extension {each.oid.dotted_string}")
+    for each in chain.from_iterable(entry.extensions for entry in found):
+        if each.critical:
+            what = f"an entry with a critical extension {each.oid.dotted_string}"
+            raise ValueError(f"{whose} has {what}")
 
 
 def lists_of(pem: bytes) -> list[x509.CertificateRevocationList]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from shalekv.errors import InvalidSetting
 from shalekv.rpc.native_server import listening
@@ -31,6 +36,7 @@ ALICE, BOB = CA.issue(uris=["test:alice"]), CA.issue(uris=["test:bob"])
 CAROL = OTHER.issue(uris=["test:carol"])
 EMPTY, OF_ALICE = CA.revoke(), CA.revoke(ALICE.certificate)
 SECOND_S = 1 / 86_400  # in days
+SETTLING_S = 1.5  # of the test that waits for it
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +60,13 @@ class Files:
         new = self._path.with_suffix(".new")
         new.write_bytes(b"".join(blocks))
         new.replace(self._path)
+
+    def put_in_place(self, *blocks: bytes) -> None:
+        self._path.write_bytes(b"".join(blocks))
+
+    def put_key(self, key: bytes) -> None:
+        """Replace the key of the server."""
+        Path(self.server.key).write_bytes(key)
 
     def of(self, pair: Pair) -> TlsFiles:
         name = f"client-{hash(pair.certificate)}"
@@ -110,11 +123,48 @@ async def test_list_counts_at_the_next_handshake(
             assert await ask(open_native(address, files.of(served))) == b"question"
         assert not [each for each in caplog.records if each.levelname != "INFO"]
         files.put(CA.certificate)
-        assert await ask(open_native(address, files.of(BOB))) == b"question"
+        with constants({"shalekv_wire.tls:SETTLING_S": 0}):
+            assert await ask(open_native(address, files.of(BOB))) == b"question"
         assert await ask(old) == b"question"
     warning, *others = [each for each in caplog.records if each.levelname != "INFO"]
     assert "has no lists of revoked certificates any more" in warning.getMessage()
     assert not others
+
+
+@pytest.mark.parametrize("rest", [b"", b"-----"])
+async def test_lists_that_are_not_written_yet_stay_in_use(
+    files: Files, caplog: pytest.LogCaptureFixture, rest: bytes
+) -> None:
+    """A file without lists turns the check off when it has stayed the same for a while."""
+    alice = files.of(ALICE)
+    half = CA.certificate, rest
+
+    async def is_refused() -> bool:
+        try:
+            await ask(open_native(address, alice))
+        except CallFailed:
+            return True
+        return False
+
+    async def settled() -> None:
+        end_s = time.monotonic() + SETTLING_S
+        await until(lambda: time.monotonic() > end_s, "the time after which files are taken")
+
+    with constants({"shalekv_wire.tls:SETTLING_S": SETTLING_S}):
+        async with serving(Wire.NATIVE, files.server) as (address, _):
+            for _ in range(2):  # the time of the second half begins anew
+                files.put_in_place(*half)
+                assert await is_refused()
+                files.put_in_place(CA.certificate, OF_ALICE)
+                assert await is_refused()
+                await settled()
+            assert not caplog.records
+            files.put_in_place(*half)
+            assert await is_refused()
+            await settled()
+            assert not await is_refused()
+    (warning,) = caplog.records
+    assert "has no lists of revoked certificates any more" in warning.getMessage()
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -151,7 +201,10 @@ def greet(
 async def test_list_that_has_ended_refuses_all(
     files: Files, caplog: pytest.LogCaptureFixture, version: ssl.TLSVersion
 ) -> None:
-    """From its end on, also for sessions from before, with a line; a new one serves again."""
+    """From its end on, also for sessions from before, with a line; a new one serves again.
+
+    The files, which cannot be used at that time, make no difference.
+    """
     end = datetime.now(UTC) + timedelta(seconds=3)
     left_days = (end - datetime.now(UTC)) / timedelta(days=1)
     files.put(CA.certificate, CA.revoke(valid=(-1, left_days)))
@@ -159,16 +212,77 @@ async def test_list_that_has_ended_refuses_all(
     context.maximum_version = context.minimum_version = version
     async with serving(Wire.NATIVE, files.server) as (address, _):
         session, _ = await asyncio.to_thread(greet, address, context, None)
+        files.put(CA.certificate[:-10])
+        files.put_key(b"damaged")
+        _, was_reused = await asyncio.to_thread(greet, address, context, session)
+        assert was_reused
         await until(lambda: datetime.now(UTC) > end, "the end of the list")
-        with pytest.raises(ssl.SSLError, match="ALERT"):
-            await asyncio.to_thread(greet, address, context, session)
-        before, after = [each for each in caplog.records if each.name == "shalekv_wire.tls"]
+        for _ in range(2):
+            with pytest.raises(ssl.SSLError, match="ALERT"):
+                await asyncio.to_thread(greet, address, context, session)
+        before, damaged, after = [
+            each for each in caplog.records if each.name == "shalekv_wire.tls"
+        ]
         assert "needs another list" in before.getMessage()
+        assert "cannot be used" in damaged.getMessage()
         assert after.levelname == "ERROR"
         assert "clients of an authority are refused" in after.getMessage()
         assert "'first'" in after.getMessage()
         files.put(CA.certificate, EMPTY)
+        files.put_key(SERVER.key)
         await asyncio.to_thread(greet, address, context, session)
+
+
+async def test_nobody_is_served_while_the_end_of_a_list_cannot_count(
+    files: Files, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as without a descriptor; it is tried for each connection, and logged once."""
+    end = datetime.now(UTC) + timedelta(seconds=3)
+    left_days = (end - datetime.now(UTC)) / timedelta(days=1)
+    both = CA.certificate, OTHER.certificate, OTHER.revoke()
+    files.put(*both, CA.revoke(valid=(-1, left_days)))
+    bob, carol = (TlsContexts(files.of(each), is_server=False).current() for each in (BOB, CAROL))
+
+    def fail(_name: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with constants({"shalekv_wire.tls:LOOK_INTERVAL_S": 3_600}):
+        async with serving(Wire.NATIVE, files.server) as (address, _):
+            session, _ = await asyncio.to_thread(greet, address, bob, None)
+            await asyncio.to_thread(greet, address, carol, None)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "memfd_create", fail)
+                await until(lambda: datetime.now(UTC) > end, "the end of the list")
+                for each in (bob, carol, bob):
+                    with pytest.raises((ssl.SSLError, ConnectionError)):
+                        await asyncio.to_thread(
+                            greet, address, each, session if each is bob else None
+                        )
+            await asyncio.to_thread(greet, address, carol, None)
+            with pytest.raises(ssl.SSLError, match="ALERT"):
+                await asyncio.to_thread(greet, address, bob, session)
+    _, nobody, ended = [each.getMessage() for each in caplog.records if "wire" in each.name]
+    assert "all clients are refused" in nobody
+    assert "Too many open files" in nobody
+    assert "clients of an authority are refused" in ended
+
+
+async def test_list_is_used_when_it_begins(files: Files, caplog: pytest.LogCaptureFixture) -> None:
+    """It would refuse all before; the one before it stays in use, and no change is needed."""
+    begin = datetime.now(UTC) + timedelta(seconds=3)
+    left_days = (begin - datetime.now(UTC)) / timedelta(days=1)
+    with constants({"shalekv_wire.tls:SETTLING_S": 0}):
+        async with serving(Wire.NATIVE, files.server) as (address, _):
+            files.put(CA.certificate, CA.revoke(BOB.certificate, valid=(left_days, 30)))
+            for _ in range(2):
+                assert await ask(open_native(address, files.of(BOB))) == b"question"
+            assert "it was revoked" in await refusal(address, files.of(ALICE))
+            assert datetime.now(UTC) < begin
+            await until(lambda: datetime.now(UTC) > begin, "the begin of the list")
+            assert "it was revoked" in await refusal(address, files.of(BOB))
+            assert await ask(open_native(address, files.of(ALICE))) == b"question"
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert "those before stay in use" in line
 
 
 @pytest.mark.parametrize(
@@ -205,6 +319,37 @@ async def test_certificates_of_authorities_below_are_checked_as_well(files: File
             assert await ask(open_native(address, files.of(BOB))) == b"question"
 
 
+UNKNOWN = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.3.6.1.4.1.55555.1"), b"\x05\x00")
+
+
+def part(
+    *,
+    of_users: bool = False,
+    of_authorities: bool = False,
+    is_indirect: bool = False,
+    place: str = "",
+    reasons: frozenset[x509.ReasonFlags] | None = None,
+) -> list[x509.ExtensionType]:
+    """What a list says that is not for all certificates and reasons."""
+    found = x509.IssuingDistributionPoint(
+        full_name=[x509.UniformResourceIdentifier(place)] if place else None,
+        relative_name=None,
+        only_contains_user_certs=of_users,
+        only_contains_ca_certs=of_authorities,
+        only_some_reasons=reasons,
+        indirect_crl=is_indirect,
+        only_contains_attribute_certs=False,
+    )
+    return [found]
+
+
+PARTS = {
+    "of users": part(of_users=True),
+    "of authorities": part(of_authorities=True),
+    "of others": part(is_indirect=True),
+    "of a place": part(place="http://localhost/clients.crl"),
+    "of a reason": part(reasons=frozenset([x509.ReasonFlags.key_compromise])),
+}
 UNUSABLE: dict[str, tuple[Callable[[], list[bytes]], str]] = {
     "cut off": (lambda: [CA.certificate, OF_ALICE[:200]], "cut off"),
     "cut off early": (lambda: [CA.certificate, OF_ALICE[:8]], "cut off"),
@@ -225,7 +370,19 @@ UNUSABLE: dict[str, tuple[Callable[[], list[bytes]], str]] = {
         "no list of revoked certificates of 'second'",
     ),
     "two of one": (lambda: [CA.certificate, EMPTY, OF_ALICE], "2 lists"),
-    "of changes": (lambda: [CA.certificate, CA.revoke(is_delta=True)], "has changes alone"),
+    "of changes": (
+        lambda: [CA.certificate, CA.revoke(critical=[x509.DeltaCRLIndicator(1)])],
+        "has changes alone",
+    ),
+    "that begins later": (lambda: [CA.certificate, CA.revoke(valid=(1, 30))], "begins at 20"),
+    "of something unknown": (
+        lambda: [CA.certificate, CA.revoke(critical=[UNKNOWN])],
+        "has a critical extension 1.3.6.1.4.1.55555.1",
+    ),
+    "with an unknown entry": (
+        lambda: [CA.certificate, CA.revoke(ALICE.certificate, of_entries=[UNKNOWN])],
+        "has an entry with a critical extension 1.3.6.1.4.1.55555.1",
+    ),
     "by one that may not": (
         lambda: [(mute := Authority("mute", signs_lists=False)).certificate, mute.revoke()],
         "no list of revoked certificates of 'mute'",
@@ -235,6 +392,13 @@ UNUSABLE: dict[str, tuple[Callable[[], list[bytes]], str]] = {
         "no list of revoked certificates of 'first'",
     ),
     "alone": (lambda: [EMPTY], "clients.pem"),
+}
+UNUSABLE |= {
+    name: (
+        partial(list, (CA.certificate, CA.revoke(critical=said))),
+        "for a part of its certificates",
+    )
+    for name, said in PARTS.items()
 }
 
 
@@ -292,6 +456,16 @@ async def test_lists_do_not_concern_servers(files: Files, tmp_path: Path, opened
     async with serving(Wire.NATIVE, files.server) as (address, _):
         client = replace(files.of(BOB), authority=str(trusted))
         assert await ask(opened(address, client)) == b"question"
+
+
+async def test_critical_extensions_that_openssl_knows_are_good(files: Files) -> None:
+    """Which key of its authority has signed a list."""
+    key = CA.signs_as[1].public_key()
+    name = x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
+    files.put(CA.certificate, CA.revoke(ALICE.certificate, critical=[name]))
+    async with serving(Wire.NATIVE, files.server) as (address, _):
+        assert await ask(open_native(address, files.of(BOB))) == b"question"
+        assert "it was revoked" in await refusal(address, files.of(ALICE))
 
 
 def test_lists_are_described_for_logs() -> None:
