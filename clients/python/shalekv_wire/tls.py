@@ -377,7 +377,7 @@ def _as_file(pem: bytes) -> Iterator[str]:
 
     A system without such files has a temporary one instead, which its owner alone can read.
     """
-    if sys.platform == "linux":
+    if sys.platform == "linux" and Path("/proc/self/fd").exists():
         with os.fdopen(os.memfd_create("pem"), "wb", buffering=0) as file:
             file.write(pem)
             yield f"/proc/self/fd/{file.fileno()}"
