@@ -59,6 +59,11 @@ class Methods:
         call.on_cancel = self._count_cancelled
 
     async def chat(self, call: StreamCall) -> None:
+        call.is_admitted = True
+        await self.hear(call)
+
+    async def hear(self, call: StreamCall) -> None:
+        """Do the same for those who are not admitted."""
         try:
             while (message := await call.read()) is not None:
                 await call.write(message)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from shalekv.settings import LogLevel
 from shalekv.v1 import kv_pb2
 from shalekv_wire import frames
 from shalekv_wire.headers import literal
-from shalekv_wire.server import ServerOptions, Streaming, Unary, _network_of
-from shalekv_wire.status import CallFailed
+from shalekv_wire.server import ServerOptions, StreamCall, Streaming, Unary, _network_of
+from shalekv_wire.status import CallFailed, StatusCode
 from shalekv_wire.tls import TlsContexts
 from tests.kit.constants import constants
 from tests.kit.serving.rpc import serving as database
@@ -37,8 +38,10 @@ MOST = 20
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 OPEN, ASK = "/test.Test/Open", "/test.Test/Ask"  # a stream and a call, open to everybody
+HEAR = "/test.Test/Hear"  # a stream that admits nobody
+DENY = "/test.Test/Deny"  # a stream that has ended with an error after its first message
 GREETING = frames.PREFACE + frames.settings_frame({})
-CHAT_CALL = request(1, CHAT, b"")
+HEAR_CALL = request(1, HEAR, b"")
 NO_WINDOW = frames.PREFACE + frames.settings_frame({frames.INITIAL_WINDOW_SIZE: 0})
 GET = b"\x82\x86\x84" + literal(b":authority", b"test")
 STRANGERS = {
@@ -48,8 +51,10 @@ STRANGERS = {
     "idle": GREETING,
     "pinging": GREETING + frames.frame(frames.PING, 0, 0, b"12345678"),
     "half a request": GREETING + request(1, ECHO, b"x" * 50)[:-20],
-    "a header alone": GREETING + CHAT_CALL[: CHAT_CALL.index(b"\0" * 5) - 9],
+    "a header alone": GREETING + HEAR_CALL[: HEAR_CALL.index(b"\0" * 5) - 9],
+    "a stream that was not admitted": GREETING + request(1, HEAR, b"x"),
     "a method of nobody": GREETING + request(1, "/test.Test/None", b""),
+    "a stream that was ended": NO_WINDOW + request(1, DENY, b"x"),  # and the client reads nothing
     "an open stream": GREETING + request(1, OPEN, b"x"),
     "an open call": NO_WINDOW + request(1, ASK, b"x"),  # whose reply is not taken
     "a browser": NO_WINDOW + frames.header_frames(GET, frames.END_STREAM, 1),
@@ -72,12 +77,21 @@ async def full(
     async with serving(options) as it, AsyncExitStack() as stack:
         it.methods.by_path[OPEN] = Streaming(it.methods.chat, keeps_place=False)
         it.methods.by_path[ASK] = Unary(it.methods.echo, keeps_place=False)
+        it.methods.by_path[HEAR] = Streaming(it.methods.hear)
+        it.methods.by_path[DENY] = Streaming(denied)
         peers = []
         for _ in range(most):
             peers.append(await stack.enter_async_context(raw_client(it.address, greets=False)))
             peers[-1].send(said)
         await until(lambda: len(it.server.connections) == most, "all strangers")
         yield it, peers
+
+
+async def denied(call: StreamCall) -> None:
+    """A stream whose caller has lost its rights."""
+    call.is_admitted = True
+    call.send(b"x")
+    raise CallFailed(StatusCode.PERMISSION_DENIED, "the rights were withdrawn")
 
 
 async def is_closed(peer: RawPeer) -> bool:
@@ -162,6 +176,12 @@ async def test_a_connection_is_closed_only_if_none_is_idle(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Calls in progress keep their connections, until one of them has ended."""
+    with constants({"shalekv_wire.server:CHOICE_S": 0}):
+        await _fill_with_calls()
+    assert "2 connections are open, and none is idle: another one was closed at once" in caplog.text
+
+
+async def _fill_with_calls() -> None:
     async with full(GREETING + request(1, LATER, b""), 2) as (it, peers):
         async with channel(it.address) as late:
             with pytest.raises(CallFailed) as failed:
@@ -174,7 +194,65 @@ async def test_a_connection_is_closed_only_if_none_is_idle(
         it.methods.later[1].reply(b"answer")
         *_, answer = await peers[1].receive(frames.DATA)
         assert answer.endswith(b"answer")
-    assert "2 connections are open, and none is idle: another one was closed at once" in caplog.text
+
+
+@pytest.mark.parametrize("busy", [2, 1])
+async def test_connections_are_not_looked_at_again_for_each_newcomer(busy: int) -> None:
+    """If all idle ones are chosen, or there is none, newcomers alone are added until the next look.
+
+    One that is idle since then leaves after it.
+    """
+    never = {"CHOICE_S": 1_000, "CHECK_INTERVAL_S": 1_000}
+    with constants({f"shalekv_wire.server:{name}": it for name, it in never.items()}):
+        async with full(GREETING, 2) as (it, peers), AsyncExitStack() as stack:
+            for count, each in enumerate(peers[:busy], 1):
+                each.send(request(1, LATER, b""))
+                await until(lambda count=count: len(it.methods.later) == count, "a call")  # type: ignore[misc]
+            first = await stack.enter_async_context(raw_client(it.address))
+            assert await is_closed(first) == (busy == 2)
+            it.methods.later[0].reply(b"answer")
+            await peers[0].receive(frames.DATA)
+            second = await stack.enter_async_context(raw_client(it.address))
+            assert await is_closed(second) == (busy == 2)
+            assert await is_closed(first)
+            assert [await is_closed(each) for each in peers] == [False, busy == 1]
+            it.server.connections.forget_choice()
+            await visited(stack, it.address, "127.0.0.1")
+            assert await is_closed(peers[0])
+
+
+async def test_those_that_read_nothing_do_not_linger() -> None:
+    """One that leaves has time to take what waits for it, but not if too many do not take it."""
+    options = ServerOptions(connections_max=MOST)
+    async with serving(options) as it, AsyncExitStack() as stack:
+        it.methods.by_path[OPEN] = Streaming(it.methods.flood, keeps_place=False)
+        no_flow_control = frames.settings_frame({frames.INITIAL_WINDOW_SIZE: frames.WINDOW_MAX})
+        wide = frames.window_update(0, frames.WINDOW_MAX - frames.DEFAULT_WINDOW)
+        files, strangers = open_files(), []
+        for count in range(1, 3 * MOST):
+            stranger = stack.enter_context(unread(it.address))
+            strangers.append(stranger)
+            stranger.sendall(frames.PREFACE + no_flow_control + wide + request(1, OPEN, b"x"))
+            flooded = it.methods.flooded
+            await until(lambda seen=flooded: it.methods.flooded > seen + 1, "the flood")  # type: ignore[misc]
+            await asyncio.sleep(0)  # the one that was aborted is gone in the next turn
+            assert open_files() - files - count <= MOST + 1
+        assert len(it.server.connections) <= MOST + 1
+
+
+@contextmanager
+def unread(address: str) -> Iterator[socket.socket]:
+    """A connection whose replies nobody reads, and for which the system keeps few of them."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.connect((host, int(port)))
+        yield made
+
+
+def open_files() -> int:
+    """How many files this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 async def test_those_that_were_never_served_leave_first() -> None:

@@ -12,7 +12,7 @@ import logging
 import random
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -61,10 +61,12 @@ SUMMARY_INTERVAL_S = 10.0  # between two log lines of a kind of which strangers 
 # So long a connection without a reply is that of a client that has just come, which leaves last.
 # Later it is that of a stranger, which leaves first.
 FIRST_REPLY_S = 3.0
-# Parts of all connections: those that are chosen at once to give way to the next ones, and the idle
-# ones of a network beyond which they leave before those of others. If these were few, each would
-# leave before it could make a call.
+# Parts of all connections: those that are chosen at once to give way to the next ones, as many of
+# which may be closing beyond the most that may be open; and the idle ones of a network beyond which
+# they leave before those of others. If these were few, each would leave before it could make a
+# call.
 LEAVING_PART, CROWD_PART = 0.01, 0.1
+CHOICE_S = 0.1  # when all idle ones were chosen, all are looked at again after this time
 AGE_SPREAD = 0.1  # the age of a connection differs by this part, so that not all end at once
 
 # Small frames are sent at once; asyncio sets that for connections of clients alone. A client
@@ -210,6 +212,7 @@ class WireServer:
     def note_end(self, connection: _ServerTransport) -> None:
         """Note that a connection has ended."""
         self.connections.discard(connection)
+        self.connections.closing.pop(connection, None)
         self._changed.set()
 
     def _begin_checks(self) -> None:
@@ -218,7 +221,7 @@ class WireServer:
 
     def _check_all(self) -> None:
         now_s = time.monotonic()
-        self.connections.leaving.clear()
+        self.connections.forget_choice()
         for connection in [*self.connections]:
             connection.check(now_s)
         if self.options.tls is not None:
@@ -231,11 +234,39 @@ class _Connections(set["_ServerTransport"]):
 
     def __init__(self) -> None:
         super().__init__()
-        # Idle, and the first to leave at the end. Chosen for many new connections at once, and
-        # again after a second.
-        self.leaving: list[_ServerTransport] = []
+        # Closed, and not gone: they write what they have. The oldest are first.
+        self.closing: dict[_ServerTransport, None] = {}
+        # Idle, and the first to leave. Chosen for many new connections at once, and again after a
+        # second. Until this time it has all that are idle.
+        self.leaving: deque[_ServerTransport] = deque()
+        self._has_all_until_s = 0.0
 
-    def make_room(self) -> bool:
+    def make_room(self, most: int) -> bool:
+        """Return whether there is a place for one more, of `most`; an idle one may leave for it.
+
+        Those that are closing have a few places beside these.
+        """
+        if len(self) < most:
+            return True
+        if len(self) - len(self.closing) >= most and not self._close_one():
+            _refusals.note(len(self))
+            return False
+        while self.closing and len(self) > most + int(LEAVING_PART * most):
+            next(iter(self.closing)).end_now()
+        return True
+
+    def enter(self, connection: _ServerTransport) -> None:
+        """Add a new one."""
+        self.add(connection)
+        if time.monotonic() < self._has_all_until_s:
+            self.leaving.append(connection)
+
+    def forget_choice(self) -> None:
+        """Look at all connections when one has to leave the next time."""
+        self.leaving.clear()
+        self._has_all_until_s = 0.0
+
+    def _close_one(self) -> bool:
         """Close an idle connection in good order; False: none is idle.
 
         The first to leave are those that got no reply in time, then those that did, then those that
@@ -244,24 +275,29 @@ class _Connections(set["_ServerTransport"]):
         order, and refuses nobody.
         """
         while self.leaving or self._choose():
-            each = self.leaving.pop()
+            each = self.leaving.popleft()
             if each.is_idle:
-                each.give_way()
                 _crowding.note(len(self))
+                each.give_way()
                 return True
-        _refusals.note(len(self))
         return False
 
     def _choose(self) -> bool:
-        """Choose those that leave next; False: none is idle."""
+        """Choose those that leave next; False: none is idle, or all that are were just chosen."""
+        now_s = time.monotonic()
+        if now_s < self._has_all_until_s:
+            return False
         idle = [each for each in self if each.is_idle]
-        counts, now_s = Counter(each.network for each in idle), time.monotonic()
+        counts = Counter(each.network for each in idle)
 
         def rank(each: _ServerTransport) -> tuple[int, bool, float]:
             standing, since_s = each.standing(now_s)
             return standing, counts[each.network] <= CROWD_PART * len(self), since_s
 
-        self.leaving = heapq.nsmallest(1 + int(LEAVING_PART * len(self)), idle, rank)[::-1]
+        chosen_max = 1 + int(LEAVING_PART * len(self))
+        self.leaving.extend(heapq.nsmallest(chosen_max, idle, rank))
+        if len(idle) <= chosen_max:
+            self._has_all_until_s = now_s + CHOICE_S
         return bool(idle)
 
 
@@ -306,8 +342,7 @@ class _ServerTransport(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment] # uvloop has classes of its own
         server, connections = self._server, self._server.connections
-        is_full = len(connections) >= server.options.connections_max
-        if server.is_stopping or (is_full and not connections.make_room()):
+        if server.is_stopping or not connections.make_room(server.options.connections_max):
             self._transport.abort()
             return
         self.network = _network_of(transport)
@@ -322,7 +357,7 @@ class _ServerTransport(asyncio.Protocol):
             received=server.received,
             now_s=time.monotonic,
         )
-        connections.add(self)
+        connections.enter(self)
 
     def data_received(self, data: bytes) -> None:
         self._sender.is_held = True
@@ -434,6 +469,13 @@ class _ServerTransport(asyncio.Protocol):
         """Tell the client that it needs another connection, and close this one."""
         self._connection.finish_drain()
         self.close()
+        if self._closing_s is None:  # the client reads nothing
+            self.end_now()
+
+    def end_now(self) -> None:
+        """Close the connection at once, with what it has not written."""
+        self._transport.abort()
+        self.connection_lost(None)  # its place is free before the transport says so
 
     def _check_drain(self, asked_s: float) -> None:
         if asked_s > DRAIN_ANSWER_S:
@@ -454,6 +496,7 @@ class _ServerTransport(asyncio.Protocol):
                 return
         if self._connection.is_finished:
             self._closing_s = time.monotonic()
+            self._server.connections.closing[self] = None
             self._transport.close()
 
     def _is_unread(self) -> bool:

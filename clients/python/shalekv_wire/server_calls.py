@@ -48,7 +48,8 @@ class Unary:
     the call, so that nothing more of the request is received. No handler is called then.
 
     Without `keeps_place`, as of a method that is open to everybody, a call ends with its connection
-    when others need its place.
+    when others need its place. With it a call whose request is complete keeps the connection, but
+    while its handler has `ServerCall.is_admitted` unset.
     """
 
     handler: UnaryHandler
@@ -61,7 +62,8 @@ class Streaming:
     """A method of any other shape.
 
     The handler runs in a task of its own, which is cancelled when the call is cancelled. A call
-    that it has not ended when it returns ends with OK. `keeps_place` is that of `Unary`.
+    that it has not ended when it returns ends with OK. With `keeps_place` a call keeps the
+    connection from when its handler sets `ServerCall.is_admitted`.
     """
 
     handler: StreamHandler
@@ -105,6 +107,7 @@ class ServerCall(Stream):
         "head",
         "header_fields",
         "held_bytes",
+        "is_admitted",
         "is_compressed",
         "method",
         "on_cancel",
@@ -117,10 +120,8 @@ class ServerCall(Stream):
 
     def __init__(self, connection: CallOwner, stream_id: int, head: RequestHead) -> None:
         """Begin a call with the header `head`."""
-        super().__init__(connection, stream_id)
+        super().__init__(connection, stream_id, head.encoding, head.content_length)
         self.head = head
-        self.encoding = head.encoding
-        self.content_left = head.content_length
         self.peer = connection.peer
         self.deadline_s: float | None = None  # on the clock of `time.monotonic`
         if head.timeout_s is not None:
@@ -130,13 +131,14 @@ class ServerCall(Stream):
         self.on_cancel: Callable[[], None] | None = None
         self.header_fields = self.trailer_fields = b""  # encoded metadata
         self.has_header = False  # the header of the response was sent
+        self.is_admitted = True  # the caller may have the call, as far as is known
         self.is_compressed = False  # replies are compressed by gzip
         self.held_bytes = 0  # counted by `keep`
 
     @property
     def keeps_place(self) -> bool:
-        """Return whether the request is complete, or partly answered, and not open to everybody."""
-        return self.method.keeps_place and (self.is_remote_done or self.has_header)
+        """Return whether the connection stays for the call when others need its place."""
+        return self.is_admitted and self.method.keeps_place
 
     def check(self) -> None:
         """End the call, or not, before more of its request is received."""
@@ -207,6 +209,8 @@ class ServerCall(Stream):
         """End the call with a status, behind the messages that were not sent yet."""
         if self.is_local_done or self.ending is not None:
             return
+        if code is not StatusCode.OK:
+            self.is_admitted = False  # also while its status waits for a client that does not read
         block = status_fields(code, message, details) + self.trailer_fields
         if not self.has_header:
             self.has_header = True
@@ -296,6 +300,11 @@ class UnaryCall(ServerCall):
         self._request: bytes | None = None
         self._is_kept = False  # the request is counted, since its stream has not ended with it
 
+    @property
+    def keeps_place(self) -> bool:
+        """Return the same, but False until the request is complete."""
+        return self.is_remote_done and super().keeps_place
+
     def check(self) -> None:
         """End the call if its method has a reason."""
         if self.method.check is not None:
@@ -348,6 +357,7 @@ class StreamCall(ServerCall):
         """Begin the call; the caller runs its handler."""
         super().__init__(connection, stream_id, head)
         self.method = method
+        self.is_admitted = False  # until the handler knows who calls, and sets it
         self._messages: deque[bytes] = deque()  # that were not read
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None

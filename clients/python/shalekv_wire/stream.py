@@ -115,8 +115,14 @@ class Stream(ABC):
         "unsent",
     )
 
-    def __init__(self, connection: Owner, stream_id: int) -> None:
-        """Open a stream."""
+    def __init__(
+        self,
+        connection: Owner,
+        stream_id: int,
+        encoding: str = "identity",
+        content_left: int | None = None,
+    ) -> None:
+        """Open a stream, of what its peer has said of its messages."""
         self.connection = connection
         self.id = stream_id
         self.send_window = connection.sender.initial_window
@@ -126,8 +132,8 @@ class Stream(ABC):
         self.unacknowledged_bytes = 0  # received, and not given back to the peer's window
         self.is_remote_done = False  # the peer sends no more
         self.is_local_done = False  # nothing more is sent
-        self.encoding = "identity"  # of the messages of the peer
-        self.content_left: int | None = None  # bytes that the peer has announced; None: it did not
+        self.encoding = encoding  # of the messages of the peer
+        self.content_left = content_left  # bytes that the peer has announced; None: it did not
 
     @abstractmethod
     def on_message(self, message: bytes) -> None:

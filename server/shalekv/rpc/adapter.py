@@ -180,7 +180,7 @@ class Adapter:
                 if type(context) is Call and (guard is None or guard.is_open):
                     reply = answer(request, context)
                 else:
-                    reply = guarding.answer(answer, request, context, len(data))
+                    reply = guarding.answer(call, answer, request, context, len(data))
                 if type(reply) is bytes:
                     call.reply(reply)
                     count.add(now_ns() - began_ns, has_failed=False)
@@ -214,7 +214,8 @@ class Adapter:
                 raise InvalidRequest("request", "the call has none")
             request = _parsed(request_type, data)
             assert context.end is not None
-            with self._guarding.permitted(context, request, len(data), context.end) as permit:
+            permitted = self._guarding.permitted(call, context, request, len(data), context.end)
+            with permitted as permit:
                 replies = answer(request, context)
                 try:
                     async for reply in replies:
@@ -263,7 +264,7 @@ class Adapter:
         async def serve_if_allowed(call: StreamCall, context: Call) -> None:
             assert context.end is not None
             with ExitStack() as stack:
-                permitted = self._guarding.permitted(context, request_type(), 0, context.end)
+                permitted = self._guarding.permitted(call, context, request_type(), 0, context.end)
                 try:
                     stack.enter_context(permitted)
                 except ShaleError:
@@ -279,6 +280,7 @@ class Adapter:
         """Return the method of a bidirectional stream, for which `idle` does not wait."""
 
         async def serve(call: StreamCall, _: Call) -> None:
+            call.is_admitted = True
             await self._run_duplex(open_stream(), _requests(request_type, call), call)
 
         return self.stream(serve, request_type, delays_idle=False)
@@ -325,7 +327,7 @@ class Adapter:
         """Run a stream whose requests the guard is asked about one by one, if it may be opened."""
         requests = _requests(request_type, call)
         with ExitStack() as stack:
-            permitted = self._guarding.permitted(context, request_type(), 0, stream.refuse)
+            permitted = self._guarding.permitted(call, context, request_type(), 0, stream.refuse)
             try:
                 permit = stack.enter_context(permitted)
             except ShaleError:

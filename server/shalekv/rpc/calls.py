@@ -30,6 +30,9 @@ class ServerCall(Protocol):
     # Called once when the client has reset a unary call, its connection has ended, or its deadline
     # has passed. The task of a stream is cancelled then.
     on_cancel: Callable[[], None] | None
+    # The caller may have the call, whose connection is not closed for those of others. A unary call
+    # begins with it, and a stream without it.
+    is_admitted: bool
 
     @property
     def peer(self) -> str:
@@ -125,6 +128,14 @@ class _LoggedCall:
         self._path = path
         self._call = call
         self._began_s: float | None = time.monotonic()  # None: its end was logged
+
+    @property
+    def is_admitted(self) -> bool:
+        return self._call.is_admitted
+
+    @is_admitted.setter
+    def is_admitted(self, value: bool) -> None:
+        self._call.is_admitted = value
 
     def reply(self, message: bytes) -> None:
         self._call.reply(message)

@@ -209,6 +209,7 @@ class _GrpcioCall:
 
     def __init__(self, context: _Context) -> None:
         self.on_cancel: Callable[[], None] | None = None
+        self.is_admitted = True  # nobody asks: grpc closes no connection for another one
         self.peer: str = context.peer()
         self._context = context
         self._status: _Status | None = None  # None: not ended, or with OK

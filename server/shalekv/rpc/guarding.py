@@ -107,14 +107,19 @@ class Guarding:
 
     def answer(
         self,
+        call: ServerCall,
         answer: Callable[[RequestT, Call], Answer[ReplyT]],
         request: RequestT,
         context: Call | Awaitable[Call],
         size_bytes: int,
     ) -> Answer[ReplyT]:
-        """Answer a request of `size_bytes`, if the guard allows it. Raises as `Guard.begin`."""
+        """Answer a request of `size_bytes`, if the guard allows it. Raises as `Guard.begin`.
+
+        Until it is known who calls, the call is not admitted.
+        """
         if not isinstance(context, Call):
-            return self._answer_late(answer, request, context, size_bytes)
+            call.is_admitted = False
+            return self._answer_late(call, answer, request, context, size_bytes)
         if self.guard is None:
             return answer(request, context)
         return answer_guarded(
@@ -123,17 +128,24 @@ class Guarding:
 
     @contextmanager
     def permitted(
-        self, context: Call, request: Message, size_bytes: int, end: EndStream
+        self,
+        call: ServerCall,
+        context: Call,
+        request: Message,
+        size_bytes: int,
+        end: EndStream,
     ) -> Iterator[Permit | None]:
-        """Have a stream for its request while entered; `end` is called when it may not go on.
+        """Admit a stream for its request while entered; `end` is called when it may not go on.
 
         Raises as `Guard.begin`.
         """
         if self.guard is None:
+            call.is_admitted = True
             yield None
             return
         request = self._checked_as or request
         permit = self.guard.begin(context, request, size_bytes)
+        call.is_admitted = True
         stream = self.guard.keep(context, request, end)
         outcome: BaseException | None = None
         try:
@@ -154,12 +166,14 @@ class Guarding:
 
     async def _answer_late(
         self,
+        call: ServerCall,
         answer: Callable[[RequestT, Call], Answer[ReplyT]],
         request: RequestT,
         context: Awaitable[Call],
         size_bytes: int,
     ) -> ReplyT:
-        reply = self.answer(answer, request, await context, size_bytes)
+        reply = self.answer(call, answer, request, await context, size_bytes)
+        call.is_admitted = True
         return await reply if isinstance(reply, Awaitable) else reply
 
 

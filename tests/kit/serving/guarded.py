@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -52,6 +53,19 @@ class KnownTokens:
 
     def is_valid(self, identity: Identity) -> bool:
         return identity.proof in self.names
+
+
+class HeldTokens(KnownTokens):
+    """Finding out who calls takes until `known` is set."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(*names)
+        self.is_asked, self.known = asyncio.Event(), asyncio.Event()
+
+    async def identify(self, credentials: Credentials) -> Identity:  # type: ignore[override]
+        self.is_asked.set()
+        await self.known.wait()
+        return super().identify(credentials)
 
 
 def prefix(text: bytes, *verbs: Verb) -> Rule:

@@ -192,6 +192,7 @@ class _Served:
     deadline_s = None  # calls have no deadline here, and show nothing of their caller
     certificate = b""
     authorization = request_id = ""
+    is_admitted = False
 
     def __init__(
         self, methods: Mapping[str, Method], path: str, up: Pipe[Any], down: Pipe[Any]

@@ -17,7 +17,7 @@ from shalekv.server.access import needs
 from shalekv.server.access.guard import Guard
 from shalekv.server.access.identity import Credentials, Identity
 from shalekv.v1 import kv_pb2
-from tests.kit.serving.guarded import HeldPolicy, KnownTokens, policy_of, prefix, shown
+from tests.kit.serving.guarded import HeldPolicy, HeldTokens, KnownTokens, policy_of, prefix, shown
 from tests.kit.serving.memory_service import MemoryKv
 from tests.kit.serving.rpc import failure, serving_of
 from tests.sim.planting import planted
@@ -117,23 +117,10 @@ async def test_a_call_waits_until_its_caller_is_known() -> None:
                     await call
 
 
-class _HeldTokens(KnownTokens):
-    """Finding out who calls takes until `known` is set."""
-
-    def __init__(self, *names: str) -> None:
-        super().__init__(*names)
-        self.is_asked, self.known = asyncio.Event(), asyncio.Event()
-
-    async def identify(self, credentials: Credentials) -> Identity:  # type: ignore[override]
-        self.is_asked.set()
-        await self.known.wait()
-        return super().identify(credentials)
-
-
 async def test_a_stream_does_not_begin_at_a_server_that_has_ceased_to_serve_meanwhile() -> None:
     """While its caller was looked for: nobody would end it, and a watch would tell nothing."""
     fenced = Fenced("epoch 8 has taken over from 7", own_epoch=7, newer_epoch=8)
-    tokens = _HeldTokens("alice")
+    tokens = HeldTokens("alice")
     guard = Guard(tokens, HeldPolicy(MINE))
     async with serving_of(MemoryKv(), guard=guard) as it:
         operation = kv_pb2.SessionOperation(put=kv_pb2.PutRequest(key=b"a/1"))
