@@ -18,7 +18,6 @@ from shalekv_client.admin import AdminCalls
 from shalekv_client.changes import Change, Compare, Condition
 from shalekv_client.closing import AsyncCloseable
 from shalekv_client.error_table import too_large
-from shalekv_client.errors import ShaleKVError
 from shalekv_client.ingest import IngestCalls
 from shalekv_client.operations import (
     ADMIN,
@@ -60,7 +59,7 @@ from shalekv_client.routing.servers import (
 )
 from shalekv_client.routing.tokens import SessionToken
 from shalekv_client.scan import Scan, ScanOrder
-from shalekv_client.session import Session
+from shalekv_client.session import Session, StreamServers
 from shalekv_client.status import Status, status_of
 from shalekv_client.stream import UNANSWERED_BYTES_MAX
 from shalekv_client.watch import Watch
@@ -483,24 +482,14 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
         At most `bytes_max` bytes of its operations are sent and unanswered at a time; see
         `Session.ready`.
         """
-        fleet, number, timeout_ms = self.fleet, 0, self._timeout_ms
-        fleet.check_open()
-
-        async def writer(refusal: ShaleKVError | None) -> Server:
-            nonlocal number
-            if refusal is not None and not await fleet.renewed(number, timeout_ms):
-                raise fleet.explained_refusal(refusal)
-            server = await fleet.pick(Destination.WRITER, timeout_ms)
-            number = fleet.token_number
-            return server
-
+        self.fleet.check_open()
         session = Session(
-            writer,
+            StreamServers(self.fleet, self._retry, self._timeout_ms).find,
             address=self.address,
             bytes_max=bytes_max,
-            silence_ms=timeout_ms,
+            silence_ms=self._timeout_ms,
             message_bytes_max=self._message_bytes_max,
-            can_renew=fleet.can_renew,
+            can_renew=self.fleet.can_renew,
         )
         self._sessions.add(session)
         return session

@@ -10,6 +10,7 @@ commits = [future.result() for future in futures]
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -24,6 +25,10 @@ from shalekv_client.errors import (
     Unauthenticated,
 )
 from shalekv_client.operations import Note, Operation
+from shalekv_client.policies import Destination
+from shalekv_client.retry import RetryPolicy, may_repeat
+from shalekv_client.routing.fleet import Fleet
+from shalekv_client.routing.servers import Server
 from shalekv_client.stream import (
     MESSAGE_BYTES_MAX,
     OVERHEAD_BYTES,
@@ -50,6 +55,53 @@ class SessionServer(Protocol):
     def note(self) -> Note: ...
 
     def open_session(self) -> ClientStream: ...
+
+
+class StreamServers:
+    """Finds the server of each stream of one session: the writer."""
+
+    def __init__(self, fleet: Fleet, policy: RetryPolicy, timeout_ms: int) -> None:
+        """Search among the servers of `fleet`, for one stream at most `timeout_ms`."""
+        self._fleet = fleet
+        self._policy = policy
+        self._timeout_ms = timeout_ms
+        self._token_number = 0  # of the access token of the last stream
+        self._server: Server | None = None  # of the last stream
+        self._failures = 0  # of the attempts to open the present stream
+        self._deadline_s = 0.0  # of the last such attempt, by the clock of the loop
+
+    async def find(self, refusal: ShaleKVError | None) -> Server:
+        """Return the server of the next stream, or of another attempt to open it.
+
+        `refusal` is why the last one has ended, if another server or token may help. Raises it if
+        there is none, or no attempt is left; and the errors of `Fleet.pick`.
+        """
+        left_ms: float = self._timeout_ms
+        if self._server is not None and not isinstance(refusal, Unauthenticated | None):
+            left_ms = await self._pause(self._server, refusal)
+        else:
+            if refusal is not None and not await self._fleet.renewed(self._token_number, left_ms):
+                raise self._fleet.explained_refusal(refusal)
+            self._failures = 0
+            self._deadline_s = asyncio.get_running_loop().time() + left_ms / 1_000.0
+        self._server = await self._fleet.pick(Destination.WRITER, left_ms)
+        self._token_number = self._fleet.token_number
+        return self._server
+
+    async def _pause(self, server: Server, refusal: ShaleKVError) -> float:
+        """Wait before another attempt, unless it is in vain; return the time left for it in ms."""
+        self._failures += 1
+        error = self._fleet.explained(server, refusal)
+        may_help = self._fleet.failed(server, error, Destination.WRITER)
+        if not may_help and not may_repeat(error, is_repeatable=True):
+            raise error
+        chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
+        delay_s = self._policy.backoff_ms(self._failures, error, chance) / 1_000.0
+        left_s = self._deadline_s - asyncio.get_running_loop().time() - delay_s
+        if left_s <= 0 or self._failures >= self._policy.attempts_max:
+            raise error
+        await asyncio.sleep(delay_s)
+        return left_s * 1_000.0
 
 
 def _queued(
@@ -83,6 +135,9 @@ class Session(AsyncCloseable):
     is answered that was sent with the old one. If the old one ends before, what the server has not
     begun is sent again, in its order. Without another token, the session ends then, and raises
     `Unauthenticated` for what was certainly not applied: open another one when there is a token.
+    If no server takes up the session with the new token, because it is overloaded or stops, say,
+    that is tried again for as long as the retries and the timeout of the client allow, unless an
+    operation may have been begun.
 
     Leaving the block waits for all answers. It does not raise the errors that futures carry. If an
     exception ends the block, nothing is waited for, and open futures fail.
@@ -102,8 +157,8 @@ class Session(AsyncCloseable):
 
         An operation has at most `message_bytes_max` bytes. `find` finds the server; until then
         errors name `address`. It gets the refusal of the last server if the caller was not known
-        there, and raises it unless another attempt may succeed. `can_renew` says that there may be
-        another access token.
+        there, or the server did not go on with the session, and raises it unless another attempt
+        may succeed. `can_renew` says that there may be another access token.
         """
         self._find = find
         self._address = address
@@ -197,19 +252,27 @@ class Session(AsyncCloseable):
     async def _use_streams(self) -> ShaleKVError:
         """Send in one stream after the other; return the reason why the last one has ended.
 
-        The next one begins when the one before has answered all that the server has begun of it.
+        The next one begins when the one before has answered all that the server has begun of it. If
+        that one is refused at once, it is opened again.
         """
-        refusal: Unauthenticated | None = None
+        refusal: ShaleKVError | None = None
+        is_first, has_renewed = True, False
         while True:
             stream = self._open(await self._find(refusal))
             reason = await _run_unless_silent(stream, self._address, self._silence_ms)
-            was_refused, refusal = refusal is not None, stream.refusal(reason)
-            if refusal is None and (stream.is_waiting or not stream.is_retired):
-                return reason
-            if refusal is not None and was_refused and not stream.has_answered:
-                return reason
+            has_renewed = has_renewed and not stream.has_answered
+            refusal = stream.refusal(reason)
+            if refusal is not None:
+                if has_renewed:
+                    return reason
+                has_renewed = True
+            elif stream.is_waiting or not stream.is_retired:
+                if is_first or stream.has_answered or not stream.has_begun_none(reason):
+                    return reason
+                refusal = reason
             stream.give_back()
             self._stream = None
+            is_first = False
             while not self._outbox:
                 if self._is_closed:
                     return reason

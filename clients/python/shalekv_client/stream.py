@@ -257,7 +257,7 @@ class SessionStream:
         self._note = note
         self._unanswered: dict[int, Pending] = {}
         self._refused: dict[int, Unauthenticated] | None = {} if keeps_refused else None
-        self._is_retired = self._is_patient = False
+        self._is_retired = self._is_patient = self._has_sent = False
 
     @property
     def is_waiting(self) -> bool:
@@ -277,6 +277,13 @@ class SessionStream:
         if isinstance(reason, Unauthenticated):
             return reason
         return None if self.is_waiting or not self._refused else next(iter(self._refused.values()))
+
+    def has_begun_none(self, reason: ShaleKVError) -> bool:
+        """Return whether the server has begun none of the unanswered operations.
+
+        `reason` is why the stream has ended.
+        """
+        return not self._has_sent or isinstance(reason, REFUSALS)
 
     async def run(self) -> ShaleKVError:
         """Write and read until the call is over; return the reason why it ended."""
@@ -339,6 +346,7 @@ class SessionStream:
 
     def _request(self, message: Message) -> bytes:
         """Return the encoded `SessionRequest` of these operations, which count as sent."""
+        self._has_sent = True
         now_s = asyncio.get_running_loop().time()
         if not self._unanswered:
             self.alive_at_s = now_s
@@ -387,7 +395,8 @@ class SessionStream:
     def _keep(self, result: kv_pb2.SessionResult, refused: dict[int, Unauthenticated]) -> bool:
         """Return whether the caller of an operation was not known, which is kept then.
 
-        When a later one was admitted, those before must not be sent after it: they fail.
+        When a later one has any other result, those before must not be sent after it: they fail.
+        An error may be the answer to an operation that was begun, or even applied.
         """
         if result.HasField("error"):
             error = error_of_operation(self._address, result.error)
@@ -395,11 +404,10 @@ class SessionStream:
                 refused[result.id] = error
                 self.retire(is_patient=True)
                 return True
-        elif refused:
-            for number in [each for each in refused if each < result.id]:
-                pending = self._unanswered.pop(number)
-                self._outbox.answered(pending.size_bytes)
-                pending.fail(refused.pop(number))
+        for number in [each for each in refused if each < result.id]:
+            pending = self._unanswered.pop(number)
+            self._outbox.answered(pending.size_bytes)
+            pending.fail(refused.pop(number))
         return False
 
     def _complete(

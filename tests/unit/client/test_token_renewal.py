@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from shalekv_client import Client, SyncClient, Unauthenticated
+from shalekv_client.routing.security import THREADS_MAX
 from tests.kit.constants import constants
-from tests.unit.client.token_server import NEW, OLD, Asked, guarded
+from tests.unit.client.token_server import NEW, OLD, WRONG, Asked, guarded
 
 SECURITY = "shalekv_client.routing.security:"
 QUICK = {
@@ -115,6 +116,41 @@ async def test_a_renewal_that_hangs_ends(*, is_awaited: bool) -> None:
             assert await client.add(b"count") == 2
     finally:
         hanging.released.set()
+
+
+async def test_the_threads_of_a_function_that_hangs_are_few() -> None:
+    """With so many calls of it, it is not called again until one of them returns."""
+    hanging = Hanging(*[""] * THREADS_MAX, OLD)
+    short = {SECURITY + "FUNCTION_TIMEOUT_MS": 1, SECURITY + "FUNCTION_INTERVAL_S": 0.001}
+    try:
+        with constants(short):
+            async with guarded() as server, Client(server.address, access_token=hanging) as client:
+                refused = ""
+                while "8 calls of the function for it have not returned" not in refused:
+                    with pytest.raises(Unauthenticated) as error:
+                        await client.get(b"k")
+                    refused = str(error.value)
+                for _ in range(10):
+                    with pytest.raises(Unauthenticated):
+                        await client.get(b"k")
+                assert hanging.count == THREADS_MAX
+                hanging.released.set()
+                with constants(QUICK):
+                    await until_known(client)
+    finally:
+        hanging.released.set()
+
+
+async def test_a_refusal_of_a_file_that_is_read_at_present_is_plain(tmp_path: Path) -> None:
+    """While it is read over and over, nothing is said of a failure that there was not."""
+    file = tmp_path / "token"
+    file.write_text(WRONG)
+    with constants({SECURITY + "FILE_INTERVAL_S": 0.0}):
+        async with guarded() as server, Client(server.address, access_token_file=file) as client:
+            for _ in range(50):
+                with pytest.raises(Unauthenticated) as refused:
+                    await client.get(b"k")
+                assert "no other access token" not in str(refused.value)
 
 
 def test_a_function_that_hangs_does_not_keep_a_program() -> None:

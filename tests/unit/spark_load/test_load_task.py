@@ -14,9 +14,23 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
 from structlog.testing import capture_logs
 
-from shalekv.errors import IllegalState, InvalidRequest, InvalidSetting, LeaseLost, OutcomeUnknown
+from shalekv.errors import (
+    DatabaseNotFound,
+    DeadlinePassed,
+    IllegalState,
+    InvalidRequest,
+    InvalidSetting,
+    LeaseLost,
+    OutcomeUnknown,
+    PolicyUnknown,
+    QueueFull,
+    ShaleError,
+    Stopping,
+)
 from shalekv.format.names import level_name
 from shalekv.jobs.bulk_load import LoadJob
 from shalekv.jobs.collect import CollectJob
@@ -38,6 +52,7 @@ from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.guarded import TokenBook
 from tests.kit.processes.processes import Processes
+from tests.kit.serving.dict_server import DictServer, refusing, silent
 from tests.kit.timeouts import until
 from tests.unit.spark_load.loads import LEVELS, LOAD_ID, Row, begun, current, database, files, write
 
@@ -341,6 +356,56 @@ async def test_a_refused_repeat_does_not_settle_a_commit(
                 fresh = Committer(load.store, None, timeout_s=60, token_file=str(file))
                 with pytest.raises(InvalidSetting, match="writer: "):
                     await fresh.commit(LOAD_ID, load.infos)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PolicyUnknown("it may differ"), QueueFull("full", retry_after_ms=60_000), Stopping("ends")],
+    ids=["access unknown", "overloaded", "stopping"],
+)
+async def test_a_commit_that_no_writer_has_begun_is_certain(
+    tmp_path: Path, error: ShaleError
+) -> None:
+    """It was refused until the deadline, before anything was done: nothing is unknown."""
+    refused = refusing(error)
+    later = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=60))
+    refused.status.details.add().Pack(later)  # than the deadline: no attempt is cut off by that
+    with constants({"shalekv_spark.loading.options:_PAUSE_S": 60.0}):
+        async with database(tmp_path) as (_, store), DictServer() as server:
+            server.state.failures.append(refused)
+            committer = Committer(store, server.address, timeout_s=TIMEOUT_S)
+            with pytest.raises(DeadlinePassed, match=f"{error}. It is not committed: run the load"):
+                await committer.commit(LOAD_ID, [])
+            assert not server.state.loads
+
+
+@pytest.mark.parametrize("comes_back", [True, False], ids=["comes back", "stays away"])
+async def test_a_manifest_that_is_not_read_does_not_settle_a_commit(
+    tmp_path: Path, *, comes_back: bool
+) -> None:
+    """After an attempt without an answer, it is looked for again; the commit may be unknown."""
+    quick = {"shalekv_spark.loading.options:_ATTEMPT_MS": 200}
+    manifests, away = tmp_path / "database" / "manifest", tmp_path / "away"
+    with constants(quick), capture_logs() as logs:
+        async with database(tmp_path) as (_, store), DictServer() as server:
+            server.state.failures.append(silent())
+            committer = Committer(store, server.address, timeout_s=30 if comes_back else 2)
+            committing = asyncio.create_task(committer.commit(LOAD_ID, []))
+
+            def said(error: str) -> bool:  # that a commit is repeated because of it
+                texts = [str(each.get("error")) for each in logs]
+                return committing.done() or any(error in text for text in texts)
+
+            await until(lambda: said("no answer"), "the end of an attempt")
+            manifests.rename(away)
+            if comes_back:
+                await until(lambda: said("no database"), "a repeat without a manifest")
+                away.rename(manifests)
+                assert (await committing).seq == 1
+            else:
+                with pytest.raises(OutcomeUnknown, match="may be committed or not") as unknown:
+                    await committing
+                assert isinstance(unknown.value.__cause__, DatabaseNotFound)
 
 
 async def test_a_database_that_was_never_served_is_opened(tmp_path: Path) -> None:

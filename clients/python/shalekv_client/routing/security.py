@@ -35,13 +35,14 @@ FUNCTION_PAUSE_S = 1.0  # at least, between two calls of a function whose token 
 # Until a call of a function is given up: more than the tools of issuers need, so that few are given
 # up that would return.
 FUNCTION_TIMEOUT_MS = 15_000
+THREADS_MAX = 8  # in which a function has not returned; then it is not called until one ends
 TOKEN_CHARS_MAX = 8_192
 _TOKEN = re.compile(r"[!-~]+")
 _LOG = logging.getLogger("shalekv_client")
 
 
 class _NotReturned(Exception):
-    """A function for the token has not returned within FUNCTION_TIMEOUT_MS."""
+    """A function for the token has not returned in time; the text says which calls of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class AccessToken:
     server has refused it. When that fails, the last one stays in use, and the log says why.
 
     A function that does not return is given up, and called again later. Its thread cannot be ended,
-    so the pauses become longer with each thread that is still there.
+    so the pauses become longer with each thread that is still there, and with THREADS_MAX of them
+    the function is not called until one ends.
     """
 
     def __init__(self, source: TokenSource, on_change: Callable[[], None]) -> None:
@@ -170,7 +172,8 @@ class AccessToken:
 
     def explained(self, refusal: ShaleKVError) -> ShaleKVError:
         """Return a refusal of the token; if another was asked for in vain, it says why."""
-        if self._asking is None and self._failure is None:
+        is_file = isinstance(self._source, Path)  # it is read at once: there is nothing to wait for
+        if self._failure is None and (self._asking is None or is_file):
             return refusal
         message = f"{refusal.details.message}; there is no other access token: {self._problem()}"
         return type(refusal)(replace(refusal.details, message=message))
@@ -204,6 +207,9 @@ class AccessToken:
             return _content(self._source)
         if isinstance(self._source, str):
             return self._source
+        self._threads = [each for each in self._threads if each.is_alive()]
+        if len(self._threads) >= THREADS_MAX:
+            raise _NotReturned(f"{THREADS_MAX} calls of the function for it have not returned")
         bound = asyncio.timeout(FUNCTION_TIMEOUT_MS / 1000.0)
         try:
             async with bound:
@@ -215,7 +221,7 @@ class AccessToken:
         self._threads = [each for each in self._threads if each.is_alive()]
         pause_s = min(FUNCTION_INTERVAL_S, FUNCTION_PAUSE_S * 2.0 ** min(len(self._threads), 16))
         self._paused_until_s = asyncio.get_running_loop().time() + pause_s
-        raise _NotReturned
+        raise _NotReturned(f"the function for it has not returned within {FUNCTION_TIMEOUT_MS} ms")
 
     async def _called(self, function: TokenFunction) -> str | Awaitable[str]:
         """Call `function` in a thread of its own, which does not keep the process alive."""
@@ -230,7 +236,7 @@ class AccessToken:
 
         context = copy_context()
         thread = Thread(target=call, name="shalekv access token", daemon=True)
-        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+        self._threads.append(thread)
         thread.start()
         return await asyncio.wrap_future(returned)
 
@@ -247,10 +253,8 @@ class AccessToken:
 
     def _problem(self) -> str:
         """Say what has failed, without the words of a function, which may repeat a secret."""
-        if isinstance(self._source, Path):
+        if isinstance(self._source, Path) or isinstance(self._failure, _NotReturned):
             return str(self._failure)
-        if isinstance(self._failure, _NotReturned):
-            return f"the function for it has not returned within {FUNCTION_TIMEOUT_MS} ms"
         if self._failure is None:
             return "the function for it has not returned in time"
         return f"the function for it has raised {type(self._failure).__name__}"

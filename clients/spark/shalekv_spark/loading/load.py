@@ -74,8 +74,8 @@ def bulk_load(
     Raises `InvalidUrl`, `InvalidSetting`, `DatabaseNotFound`, and `InvalidRequest` for an
     unsuitable frame, before any work. Raises, with nothing committed, `InvalidRequest` for rows (a
     key that is null, empty, too long or duplicate; an unsorted partition with `presorted`; ...),
-    `LeaseLost`, `LoadUnknown`, `StoreError`, and errors of Spark. Raises `OutcomeUnknown` if the
-    writer did not answer.
+    `LeaseLost`, `LoadUnknown`, `StoreError`, errors of Spark, and `DeadlinePassed` if no writer has
+    accepted the load in time. Raises `OutcomeUnknown` if the writer did not answer.
     """
     check_single_load_id(load_id)
     return run_load(df, load_id, LoadPlan.of(url, options))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import structlog
 
 from shalekv.errors import (
+    DeadlinePassed,
     Fenced,
     IllegalState,
     InvalidRequest,
@@ -26,6 +27,7 @@ from shalekv.errors import (
     LeaseLost,
     LoadUnknown,
     OutcomeUnknown,
+    ShaleError,
 )
 from shalekv.format.coding import Piece
 from shalekv.format.sst_message import info_message, info_of
@@ -38,8 +40,6 @@ from shalekv.v1 import manifest_pb2
 from shalekv_client import (
     AccessUnknown,
     Client,
-    DeadlinePassed,
-    NotApplied,
     NoWriter,
     Overloaded,
     PermissionDenied,
@@ -49,6 +49,7 @@ from shalekv_client import (
     Unauthenticated,
     WrongDatabase,
 )
+from shalekv_client import DeadlinePassed as TooLate
 from shalekv_client import InvalidRequest as Refused
 from shalekv_client import LeaseLost as LeaseIsLost
 from shalekv_client import LoadUnknown as LoadIsUnknown
@@ -71,9 +72,11 @@ _PAUSE_S = 0.5
 _PAUSES_MAX = 16.0  # the longest pause, in `_PAUSE_S`
 _REFUSED_PAUSE_S = 3.0  # at least, after a refused token: servers count wrong ones
 _REPEATED = (
-    *(Unanswered, NoWriter, Stopping, Overloaded, DeadlinePassed, Fenced),
+    *(Unanswered, NoWriter, Stopping, Overloaded, TooLate, Fenced),
     AccessUnknown,
 )
+# They settle the attempts before: the id of the load was looked for.
+_SETTLING = (LeaseLost, LoadUnknown, InvalidRequest)
 
 log = structlog.get_logger()
 
@@ -201,22 +204,19 @@ class Committer:
 
         Raises `OutcomeUnknown` if no writer has answered, or an attempt was not answered and no
         later one has settled it: repeat the load with the same `load_id`. Raises, with nothing
-        committed, `InvalidSetting` if the writer refuses the caller, `LeaseLost`, `LoadUnknown`,
-        `InvalidRequest`, and the errors of `commit_by_opening`.
+        committed, `DeadlinePassed` if no writer has accepted the load in time, `InvalidSetting` if
+        the writer refuses the caller, `LeaseLost`, `LoadUnknown`, `InvalidRequest`, and the errors
+        of `StoredManifest.refresh`. Raises as well what `commit_by_opening` does.
         """
         is_unknown = False  # whether an attempt has committed the load
         self.has_begun = True
         deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         while True:
-            stored = StoredManifest(self._store)
-            addresses = self._addresses((await stored.refresh()).writer_address)
-            left_s = deadline_s - asyncio.get_running_loop().time()
             try:
-                if addresses is None:
-                    loaded = await commit_by_opening(self._store, load_id, infos)
-                    return Committed(loaded.seq, loaded.already_applied)
-                return await self._ask(addresses, load_id, infos, left_s)
-            except (*_REPEATED, _NotAsked, NotApplied) as error:
+                return await self._attempt(load_id, infos, deadline_s)
+            except _SETTLING:
+                raise
+            except (ShaleError, ShaleKVError) as error:
                 if isinstance(error, Fenced) and self._writer == OPEN:
                     raise  # two processes with `OPEN` would fence each other again and again
                 if not is_unknown and not isinstance(error, _REPEATED):
@@ -224,13 +224,20 @@ class Committer:
                 is_unknown = is_unknown or isinstance(error, (Unanswered, Fenced))
                 pause_s = self._pause_s(error)
                 if deadline_s - asyncio.get_running_loop().time() <= pause_s:
-                    message = (
-                        f"load {load_id!r}: {error}. It may be committed or not: run the load "
-                    )
-                    message += "again with the same load_id, which does nothing if it is committed"
-                    raise OutcomeUnknown(message) from error
+                    raise _given_up(load_id, error, is_unknown=is_unknown) from error
                 log.warning("a commit is repeated", load_id=load_id, error=str(error))
                 await self._store.runtime.clock.sleep_ms(pause_s * 1_000)
+
+    async def _attempt(
+        self, load_id: str, infos: Sequence[SstInfo], deadline_s: float
+    ) -> Committed:
+        manifest = await StoredManifest(self._store).refresh()
+        addresses = self._addresses(manifest.writer_address)
+        if addresses is not None:
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            return await self._ask(addresses, load_id, infos, left_s)
+        loaded = await commit_by_opening(self._store, load_id, infos)
+        return Committed(loaded.seq, loaded.already_applied)
 
     async def _ask(
         self, addresses: Sequence[str], load_id: str, infos: Sequence[SstInfo], left_s: float
@@ -285,6 +292,16 @@ class Committer:
             return [named]
         given = self._writer.split(",") if isinstance(self._writer, str) else [*self._writer]
         return [address.strip() for address in given]
+
+
+def _given_up(load_id: str, error: Exception, *, is_unknown: bool) -> ShaleError:
+    """Return the error for a commit whose last attempt before its deadline failed with `error`."""
+    failed = f"load {load_id!r}: {error}."
+    again = "run the load again with the same load_id"
+    if is_unknown:
+        again += ", which does nothing if it is committed"
+        return OutcomeUnknown(f"{failed} It may be committed or not: {again}")
+    return DeadlinePassed(f"{failed} It is not committed: {again}")
 
 
 def _shown(addresses: Sequence[str]) -> str:
