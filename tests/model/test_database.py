@@ -7,6 +7,7 @@ applied.
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shalekv.errors import KeyReused, ShaleError
+from shalekv.errors import KeyReused, ShaleError, SnapshotNotFound
 from shalekv.format.sst_message import info_message
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.v1 import admin_pb2, kv_pb2
@@ -322,7 +323,15 @@ class DatabaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.database.reader is not None)
     @rule(request=SCANS, key=KEYS, waits=st.booleans())
     def read_replica(self, request: kv_pb2.ScanRequest, key: bytes, waits: bool) -> None:  # noqa: FBT001 - a parameter of the rule
-        """A replica shows a state that was there, and the newest one if that is asked for."""
+        """A replica shows a state that was there, and the newest one if that is asked for.
+
+        Without a snapshot, what it reads may be gone, and it says so.
+        """
+        is_protected = self.database.is_replica_protected
+        with nullcontext() if is_protected else suppress(SnapshotNotFound):
+            self.check_replica(request, key, waits=waits)
+
+    def check_replica(self, request: kv_pb2.ScanRequest, key: bytes, *, waits: bool) -> None:
         get = kv_pb2.GetRequest(key=key)
         if waits:
             get.header.min_seq = request.header.min_seq = self.last_seq

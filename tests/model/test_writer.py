@@ -63,7 +63,7 @@ class ClientMachine(WriterMachine):
             self.check_waits(kv.get, one)
             self.check_waits(kv.batch_get, many)
             return
-        now = self.moment(level)
+        now = self.moment_of_read(level)
         for reply in (self.ask(kv.get, one), self.ask(kv.batch_get, many)):
             results = [reply] if isinstance(reply, kv_pb2.GetReply) else reply.results
             assert [got(each) for each in results] == [now.got(key) for key in keys[: len(results)]]
@@ -75,8 +75,9 @@ class ClientMachine(WriterMachine):
         if self.waits(level):
             return
         request.header.read_level = level
+        now = self.moment_of_read(level)
         replies = self.loop.run_until_complete(gathered(scan_of(self.now.writer.kv, request, CALL)))
-        check_scan(replies, request, self.moment(level).visible())
+        check_scan(replies, request, now.visible())
         for reply in replies:
             self.check_header(reply.header, level, [entry.seq for entry in reply.entries])
 

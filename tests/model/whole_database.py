@@ -26,7 +26,7 @@ from shalekv.server.reader import Reader
 from shalekv.server.service import Call
 from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.server.writer import Writer
-from shalekv.settings import StoreSettings
+from shalekv.settings import SnapshotChoice, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
@@ -56,6 +56,7 @@ class WholeDatabase:
         self.seeds = Random(7)
         self.writer: Writer
         self.reader: Reader | None = None
+        self.is_replica_protected = False  # by a snapshot of what it reads
         self._writes: Node
         self._reads: Node
         self._serving: dict[Node, asyncio.Task[None]] = {}
@@ -137,9 +138,9 @@ class WholeDatabase:
         """A replica, in the place of the one that was there."""
         self.crash_replica()
         self._reads = node = self._node("replica")
-        opening = Reader.open(
-            self._store(), settings=draw_reader(Random(seed), 1.0), runtime=self._runtime()
-        )
+        settings = draw_reader(Random(seed), 1.0)
+        self.is_replica_protected = settings.reader.snapshot is SnapshotChoice.OWN
+        opening = Reader.open(self._store(), settings=settings, runtime=self._runtime())
         self.reader = self._on(node, opening)
         self._serving[node] = self._spawn(node, self.reader.run())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -269,6 +269,13 @@ class WriterMachine(RuleBasedStateMachine):
         is_newest = level == kv_pb2.READ_LEVEL_UNCOMMITTED
         commits = self.landed | self.now.pending if is_newest else self.landed
         return Moment(Timeline.of(ALL_KEYS, commits), self.last_seq, self.now_ms())
+
+    def moment_of_read(self, level: Any) -> Moment:
+        """Return what a read shows: no value expires that a pending transaction has found."""
+        moment, reads_ms = self.moment(level), self.now.writer.engine.now_ms()
+        assert reads_ms <= moment.now_ms
+        assert reads_ms == moment.now_ms or self.now.pending or self.now.asked
+        return replace(moment, now_ms=reads_ms)
 
     # --- calls and replies ---------------------------------------------------------------------
 
