@@ -1,4 +1,4 @@
-"""How a call ends: the status codes of gRPC, and the error of a call that has failed."""
+"""The end of a call: the status codes of gRPC, and the error of a call that has failed."""
 
 from __future__ import annotations
 

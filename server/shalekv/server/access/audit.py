@@ -143,7 +143,7 @@ class AuditEntry:
 
 
 class _Origin:
-    """What was refused to one origin within a time that ends."""
+    """Refusals of one origin, within a time that ends."""
 
     __slots__ = ("ends_ms", "first", "last", "name", "outcomes", "shown", "verbs")
 
