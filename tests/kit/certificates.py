@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -189,3 +191,16 @@ def _loaded(pem: bytes) -> ec.EllipticCurvePrivateKey:
     key = load_pem_private_key(pem, None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key
+
+
+def greet(
+    address: str, context: ssl.SSLContext, session: ssl.SSLSession | None
+) -> tuple[ssl.SSLSession | None, bool]:
+    """Connect, with a session from before; returns the new one, and whether it was resumed."""
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port))) as plain,
+        context.wrap_socket(plain, server_hostname=host, session=session) as secured,
+    ):
+        assert secured.recv(9)
+        return secured.session, bool(secured.session_reused)

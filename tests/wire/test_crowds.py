@@ -95,7 +95,7 @@ async def denied(call: StreamCall) -> None:
 
 
 async def is_closed(peer: RawPeer) -> bool:
-    """Whether the server has closed a connection, or does so in a moment."""
+    """Return whether the server has closed a connection, or does so in a moment."""
     try:
         async with asyncio.timeout(0.2):
             await peer.receive_end()
@@ -314,7 +314,7 @@ async def test_a_slow_newcomer_has_time_in_a_flood() -> None:
 
 
 async def test_a_flood_of_one_network_takes_its_own_places() -> None:
-    """Those that others have had for longer are not touched."""
+    """Connections that others have had for longer are not touched."""
     async with AsyncExitStack() as stack:
         it = await stack.enter_async_context(serving(ServerOptions(connections_max=MOST)))
         visit = partial(visited, stack, it.address)

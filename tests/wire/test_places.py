@@ -48,7 +48,7 @@ def few_places() -> Iterator[None]:
 
 @asynccontextmanager
 async def crowd(address: str) -> AsyncIterator[None]:
-    """As many silent strangers, one after the other, as there are places."""
+    """Connect as many silent strangers, one after the other, as there are places."""
     async with AsyncExitStack() as stack:
         for _ in range(MOST):
             peer = await stack.enter_async_context(raw_client(address, greets=False))

@@ -20,7 +20,7 @@ from shalekv_wire.frames import PREFACE, settings_frame
 from shalekv_wire.server import ServerOptions
 from shalekv_wire.status import CallFailed, StatusCode
 from shalekv_wire.tls import ALPN, TlsContexts, TlsFiles
-from tests.kit.certificates import LOCAL, Authority, Pair
+from tests.kit.certificates import LOCAL, Authority, Pair, greet
 from tests.kit.constants import constants
 from tests.kit.timeouts import until
 from tests.wire.serving import ECHO, FLOOD, LATER, Serving, channel, serving
@@ -490,23 +490,10 @@ async def test_session_is_not_resumed_when_its_authority_was_removed(
     asking = context.current()
     asking.maximum_version = asking.minimum_version = version
     async with serving(how) as it:
-        session, was_reused = await asyncio.to_thread(_greet, it.address, asking, None)
+        session, was_reused = await asyncio.to_thread(greet, it.address, asking, None)
         assert not was_reused
-        session, was_reused = await asyncio.to_thread(_greet, it.address, asking, session)
+        session, was_reused = await asyncio.to_thread(greet, it.address, asking, session)
         assert was_reused
         OTHER.write(tmp_path)
         with pytest.raises(ssl.SSLError, match="UNKNOWN_CA"):
-            await asyncio.to_thread(_greet, it.address, asking, session)
-
-
-def _greet(
-    address: str, context: ssl.SSLContext, session: ssl.SSLSession | None
-) -> tuple[ssl.SSLSession | None, bool]:
-    """Connect, with a session from before; returns the new one, and whether it was resumed."""
-    host, _, port = address.rpartition(":")
-    with (
-        socket.create_connection((host, int(port))) as plain,
-        context.wrap_socket(plain, server_hostname=host, session=session) as secured,
-    ):
-        assert secured.recv(9)
-        return secured.session, bool(secured.session_reused)
+            await asyncio.to_thread(greet, it.address, asking, session)

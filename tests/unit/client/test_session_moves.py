@@ -110,7 +110,7 @@ async def test_a_server_that_is_away_is_awaited(server: DictServer, tmp_path: Pa
 async def test_a_server_that_stays_away_ends_the_session(
     server: DictServer, tmp_path: Path
 ) -> None:
-    """What was not sent was not applied, and nothing else is said of it."""
+    """Operations that were not sent are reported as not applied."""
     proxy = DeafProxy(server.address)
     path = str(tmp_path / "socket")  # nobody else takes it meanwhile, as one may a port
     listening = await asyncio.start_unix_server(proxy.accept, path)

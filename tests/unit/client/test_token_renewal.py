@@ -229,7 +229,7 @@ async def test_an_idle_session_goes_on_with_another_token() -> None:
 
 
 async def test_a_session_without_another_token_says_why() -> None:
-    """What was refused was not applied; the error names the function."""
+    """Refused operations were not applied; the error names the function."""
 
     def failing() -> str:
         if ask.count:

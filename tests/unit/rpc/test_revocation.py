@@ -6,7 +6,6 @@ import asyncio
 import errno
 import logging
 import os
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from shalekv.settings import Wire
 from shalekv.settings.security import TlsSettings
 from shalekv_wire.status import CallFailed
 from shalekv_wire.tls import TlsContexts, TlsFiles
-from tests.kit.certificates import LOCAL, Authority, Pair
+from tests.kit.certificates import LOCAL, Authority, Pair, greet
 from tests.kit.constants import constants
 from tests.kit.timeouts import until
 from tests.unit.rpc.test_tls import ASK, EITHER_CLIENT, Open, ask, open_native, serving
@@ -184,19 +183,6 @@ async def test_session_is_not_resumed_with_a_revoked_certificate(
             await asyncio.to_thread(greet, address, context, session)
 
 
-def greet(
-    address: str, context: ssl.SSLContext, session: ssl.SSLSession | None
-) -> tuple[ssl.SSLSession | None, bool]:
-    """Connect, with a session from before; returns the new one, and whether it was resumed."""
-    host, _, port = address.rpartition(":")
-    with (
-        socket.create_connection((host, int(port))) as plain,
-        context.wrap_socket(plain, server_hostname=host, session=session) as secured,
-    ):
-        assert secured.recv(9)
-        return secured.session, bool(secured.session_reused)
-
-
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_list_that_has_ended_refuses_all(
     files: Files, caplog: pytest.LogCaptureFixture, version: ssl.TLSVersion
@@ -330,7 +316,7 @@ def part(
     place: str = "",
     reasons: frozenset[x509.ReasonFlags] | None = None,
 ) -> list[x509.ExtensionType]:
-    """What a list says that is not for all certificates and reasons."""
+    """Extensions of a list that is not for all certificates and reasons."""
     found = x509.IssuingDistributionPoint(
         full_name=[x509.UniformResourceIdentifier(place)] if place else None,
         relative_name=None,

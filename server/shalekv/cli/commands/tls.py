@@ -183,7 +183,10 @@ def revoke(
     trial = _Trial(folder.absolute(), (authority_folder or folder).absolute())
     try:
         trial.revoke(certificates, days)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}"
+        raise click.UsageError(f"nothing was revoked: {problem}") from None
+    except ValueError as error:
         raise click.UsageError(f"nothing was revoked: {error}") from None
     with printing():
         for line in trial.done:

@@ -82,7 +82,7 @@ def counts_of(lines: list[dict[str, Any]]) -> int:
 
 
 async def test_the_first_have_lines_and_the_others_one(it: Refusals) -> None:
-    """What is left out has a line with its number, times, outcomes and verbs after the time."""
+    """Refusals that were left out have one line at the end: count, times, outcomes, verbs."""
     it.refuse(REFUSALS_SHOWN, "token:bob")
     assert [line["outcome"] for line in it.lines()] == ["denied"] * REFUSALS_SHOWN
     it.refuse(3, "token:bob")

@@ -103,7 +103,7 @@ async def test_an_issuer_that_is_away_makes_no_token_invalid(tmp_path: Path) -> 
 
 
 async def test_sessions_tell_that_the_issuer_is_away(tmp_path: Path) -> None:
-    """What they have sent was not applied, and the error has the reason. They come back alone."""
+    """Sessions report the reason and that nothing was applied, and come back by themselves."""
     often = {ACCESS + "issuer:REQUEST_S": 0.1, ACCESS + "issuer:RETRY_MS_MAX": 100.0}
     with constants(often):
         async with asyncio.timeout(30), token_issuer(tmp_path) as issuer:
