@@ -117,7 +117,7 @@ async def test_a_label_does_not_renew_a_lease(kubernetes: KubernetesApi) -> None
             await asyncio.wait([campaign], timeout=0.1)
             if campaign.done():
                 break
-            kubernetes.put(LEASE, FOREIGN, {"number": str(number)})
+            kubernetes.put(LEASE, kubernetes.lease(LEASE)["spec"], {"number": str(number)})
         async with kept(campaign.result()) as keeping:
             kubernetes.put(LEASE, kubernetes.lease(LEASE)["spec"], {"number": "last"})
             await renewals(kubernetes, 1)
