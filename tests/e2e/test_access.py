@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import (
     Client,
     PermissionDenied,
@@ -24,6 +25,7 @@ from tests.kit.processes.processes import Processes
 
 CHECK_MS = 200
 WITHIN_S = 20.0
+NEVER_LAPSES = ("--lease-ttl-ms", "120000")
 ONCE = RetryPolicy(attempts_max=1)
 REFUSED = (PermissionDenied, Unauthenticated)
 
@@ -136,7 +138,7 @@ async def test_a_successor_enforces_the_policy_from_its_first_call(
 ) -> None:
     """A stranger who asks the second server all the time gets no answer before, and none after."""
     guarded = await Guarded.create(processes, tmp_path, "ann")
-    flags = (*ALONE, *guarded.flags, "--elect", "bucket", "--lease-ttl-ms", "1000")
+    flags = (*ALONE, *guarded.flags, "--elect", "bucket", *NEVER_LAPSES)
     first = await processes.serve(guarded.url, *flags)
     await guarded.run(first, "ann", "grant", "set", "token:ann", "--role", "root")
     await guarded.run(first, "ann", "access", "enforce")
@@ -155,7 +157,7 @@ async def test_a_successor_enforces_the_policy_from_its_first_call(
                 return False
             return True
 
-    await first.kill()
+    assert await first.stop() == ExitCode.OK  # which gives the lease back
     await until(ask)
     assert answers == []
     await second.ready()

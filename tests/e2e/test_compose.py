@@ -21,7 +21,7 @@ from shalekv_client import Client, TlsOptions, Unauthenticated, Unreachable
 from tests.e2e.composition import IS_ROOT, Composition
 from tests.kit.compose_file import DOCKER, DOCKERFILE, MINIO, TLS, Service, read_compose
 from tests.kit.dockerfile import read_dockerfile
-from tests.kit.processes.child import Line
+from tests.kit.processes.child import Line, event
 from tests.servers.object_stores import versitygw
 from tests.servers.process import folder, free_port
 from tests.servers.record_stores import MariaServer, mariadb
@@ -137,6 +137,8 @@ async def test_what_the_file_for_tls_starts_works(s3: S3Server, home: Path) -> N
         secret = token.stdout().strip()
         names = (QUORUM.writer, *QUORUM.readers)
         await services.up(names)
+        for name in names:
+            await services[name].ready()
         tls = TlsOptions(ca=home / "tls" / "ca.crt")
         addresses = [services.address(name) for name in names]
         async with Client(addresses, tls=tls, access_token=secret) as client:
@@ -214,6 +216,8 @@ async def test_a_database_in_a_volume(home: Path) -> None:
             found = await client.get(b"key")
         assert found is not None
         assert found.value == b"value"
+        for jobs in ("compacting", "collecting"):  # as long as they start, they don't end in time
+            await again.line(event(jobs))
         assert await services.stop("it") == ExitCode.OK, again.report()
         assert {line["level"] for line in again.lines()} == {"info"}, again.report()
     assert list((home / "shalekv" / "main" / "wal").iterdir())
@@ -269,10 +273,6 @@ async def lives(services: Composition, roles: Roles) -> None:
     for name in (roles.collector, roles.compactor, *roles.readers, roles.writer):
         assert await services.stop(name) == ExitCode.OK, services[name].report()
         assert not [line for line in services[name].lines() if line.get("level") == "error"]
-
-
-def event(name: str) -> Accept:
-    return lambda line: line.get("event") == name
 
 
 async def put(services: Composition, writer: str, key: bytes, value: bytes) -> None:

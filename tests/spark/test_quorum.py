@@ -32,7 +32,7 @@ async def test_scan_load_and_compaction_over_safekeepers(
         async def check() -> None:
             """Behind a write that is archived, a scan and the writer show the same."""
             await client.put(b"archived", b"now", durability=Durability.ARCHIVED)
-            snapshot = await client.create_snapshot(ttl_s=60)
+            snapshot = await client.create_snapshot(ttl_s=600)
             found = await at_once(scan(spark, url, columns=COLUMNS, snapshot=snapshot.id).collect)
             assert as_shown(found) == await shown(writer.listen, snapshot.id)
 
