@@ -140,6 +140,7 @@ async def test_a_successor_enforces_the_policy_from_its_first_call(
     guarded = await Guarded.create(processes, tmp_path, "ann")
     flags = (*ALONE, *guarded.flags, "--elect", "bucket", *NEVER_LAPSES)
     first = await processes.serve(guarded.url, *flags)
+    await first.line(event("serving"))  # it listens before it is elected
     await guarded.run(first, "ann", "grant", "set", "token:ann", "--role", "root")
     await guarded.run(first, "ann", "access", "enforce")
     await guarded.run(first, "ann", "put", "secret", "v")
@@ -161,6 +162,7 @@ async def test_a_successor_enforces_the_policy_from_its_first_call(
     await until(ask)
     assert answers == []
     await second.ready()
+    await second.line(event("serving"))
     await guarded.run(second, "ann", "get", "secret")
 
 
