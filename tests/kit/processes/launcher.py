@@ -160,11 +160,10 @@ def _serve(requests: socket.socket) -> None:
             request = json.loads(_received(requests, _LENGTH.unpack(header)[0]))
             pid = os.fork()
             if pid == 0:
-                _become(request, fds, [wake, wake_end, requests.fileno(), *status_of.values()])
+                _become(request, fds, [wake, wake_end, *status_of.values()], requests)
             status_of[pid] = fds[-1]
             for fd in fds[:-1]:
                 os.close(fd)
-            requests.sendall(_STATUS.pack(pid))
 
 
 def _tell_ends(status_of: dict[int, int]) -> None:
@@ -178,7 +177,9 @@ def _tell_ends(status_of: dict[int, int]) -> None:
         os.close(end)
 
 
-def _become(request: list[object], fds: Sequence[int], not_its: Sequence[int]) -> NoReturn:
+def _become(
+    request: list[object], fds: Sequence[int], not_its: Sequence[int], requests: socket.socket
+) -> NoReturn:
     """Be the process that was asked for, in the child of a fork."""
     from shalekv.cli.main import main  # noqa: PLC0415 - as above
 
@@ -188,6 +189,9 @@ def _become(request: list[object], fds: Sequence[int], not_its: Sequence[int]) -
     code: object = 70
     try:
         os.setsid()
+        # Not told by the launcher: before it had its session, a signal to that would be lost.
+        requests.sendall(_STATUS.pack(os.getpid()))
+        requests.close()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, fd in enumerate(fds[:3]):
