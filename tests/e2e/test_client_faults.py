@@ -18,6 +18,7 @@ from tests.kit.processes.wal_contents import wal_ids
 from tests.kit.seeds import random_of
 from tests.kit.serving.rpc import failure
 from tests.kit.timeouts import until
+from tests.servers.process import free_port
 
 DEADLINE_S = 200
 STOP_S = 40  # far less than the grace that a server gives to calls
@@ -46,8 +47,8 @@ async def test_every_write_is_applied_once(processes: Processes, tmp_path: Path)
             seqs.append(seq)
 
     async with asyncio.timeout(DEADLINE_S):
-        server = await processes.serve(url)
-        listen = server.listen
+        listen = f"127.0.0.1:{free_port()}"
+        server = await processes.serve(url, "--listen", listen)
         async with Client(listen, retry=PATIENT, timeout_ms=120_000) as client:
             async with asyncio.TaskGroup() as tasks:
                 for task in range(TASKS):

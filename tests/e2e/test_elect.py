@@ -20,6 +20,7 @@ from tests.kit.processes.load import ONE_ATTEMPT, Persistent, check_archived
 from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of, run_seed
 from tests.servers.kubernetes import NAMESPACE, KubernetesApi
+from tests.servers.process import free_port
 from tests.servers.record_stores import EtcdServer
 
 BETWEEN_WRITES = 20
@@ -36,7 +37,8 @@ class Elected:
     env: Mapping[str, str]
     servers: list[Child] = field(default_factory=list)
 
-    async def start(self, *flags: str, listen: str = "127.0.0.1:0") -> Child:
+    async def start(self, *flags: str, listen: str = "") -> Child:
+        listen = listen or f"127.0.0.1:{free_port()}"  # which is kept for the one that comes back
         child = await self.cluster.serve("--listen", listen, *self.flags, *flags, env=self.env)
         self.servers.append(child)
         return child

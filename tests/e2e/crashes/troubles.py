@@ -29,6 +29,7 @@ from tests.e2e.crashes.fleet import (
 )
 from tests.kit.processes.child import Child, epoch_of
 from tests.kit.timeouts import until
+from tests.servers.process import free_port
 
 STOPPED_MS = (2_500, 3_500)  # leases and snapshots have expired by then, and their objects are old
 CALM_MS = (0, 400)
@@ -164,7 +165,9 @@ class Troubles:
                 return server
             self.notes["writers that could not open"] += 1
 
-    async def start_reader(self, listen: str = "127.0.0.1:0") -> Serving:
+    async def start_reader(self, listen: str = "") -> Serving:
+        """A reader that serves, where another one did or at a port that is kept for it."""
+        listen = listen or f"127.0.0.1:{free_port()}"
         while True:
             child = self._fleet.start(Role.READER, listen=listen)
             if await self._serves(child):

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from tests.servers.process import free_port
 from tests.servers.proxy import Proxy, proxy_before
 from tests.servers.s3 import S3Server
 
@@ -24,14 +25,13 @@ class TroubledBucket:
             self.env["SHALEKV_STORE__CAS"] = "two_phase"
             self.env["SHALEKV_STORE__RECORDS_URL"] = f"sqlite://{records}"
         self.proxy: Proxy
-        self._port = 0
+        self._port = free_port()
         self._stack = AsyncExitStack()
 
     async def appear(self) -> None:
-        """The store can be reached; the first time at a port of its own choice."""
+        """The store can be reached, at the same port each time."""
         self.proxy = await self._stack.enter_async_context(proxy_before(self.s3, self._port))
         self.env["SHALEKV_STORE__ENDPOINT_URL"] = self.proxy.server.endpoint
-        self._port = urlsplit(self.proxy.server.endpoint).port or 0
 
     async def vanish(self) -> None:
         """All connections break, and no new one is accepted."""
