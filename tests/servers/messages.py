@@ -148,8 +148,12 @@ class _Connections:
     def __init__(self, answer: Answering) -> None:
         self._answer = answer
         self._open: dict[StreamWriter, asyncio.Event] = {}
+        self._is_over = False
 
     async def accept(self, near: StreamReader, back: StreamWriter) -> None:
+        if self._is_over:  # it came while the others were ended
+            back.close()
+            return
         ended = self._open[back] = asyncio.Event()
         try:
             with suppress(ConnectionError, IncompleteReadError):
@@ -166,6 +170,7 @@ class _Connections:
 
     async def end(self) -> None:
         """Close all of them, and wait until their last replies are given up."""
+        self._is_over = True
         for back, ended in list(self._open.items()):
             back.close()
             await ended.wait()
