@@ -215,7 +215,8 @@ async def test_what_fails_for_one_database_does_not_end_the_others(
     assert failed["reason"] == "TRUNCATED"
     failed = await child.line(is_reported("compactor ended by an error", later))
     assert failed["reason"] == "DATABASE_NOT_FOUND"
-    created = await saved(later)
+    created = await saved(tmp_path / "made")
+    (tmp_path / "made").rename(later)  # in one step: it is looked for all the time
     await child.line(is_reported("compacted", later))
     newer = start(processes, taken)
     await newer.line(is_reported("compacting", taken))
