@@ -118,12 +118,12 @@ async def test_scan_at_a_snapshot_is_the_same_byte_for_byte(
         await fill(server)
         await database.compact("--l0-trigger-count", "100")
         await server.write(puts(b"in the log", KEYS[100:103]))
-        await server.write(puts(b"short", KEYS[40:45], ttl_ms=SHORT_MS))  # and over when it is read
         await server.write(puts(b"v" * 150, KEYS[500:]))  # a load
         await server.kv.DeleteRange(
             kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(start=KEYS[200], end=KEYS[210])),
             timeout=CALL_S,
         )
+        await server.write(puts(b"short", KEYS[40:45], ttl_ms=SHORT_MS))  # and over when it is read
         info = await server.create(name="nightly", ttl_s=3_600)
         await server.write(puts(b"", [CLOCK], ttl_ms=SHORT_MS))
         first = await server.scan(info.id)
