@@ -55,6 +55,8 @@ async def test_records_are_lost(processes: Processes, tmp_path: Path) -> None:
     cluster = await Cluster.started(processes, tmp_path, *NODES)
     writer = await cluster.serve(*WRITER)
     await load_and_kill(cluster, history, writer, 0)
+    await cluster.start_node(0)  # from now on all that it has is known to be durable
+    await cluster.kill([0])
     random_of("damage").choice(damage.ALL)(cluster.log_folder(0))
     node = await cluster.start_node(0)
     (line,) = damage.damage_events(node)
