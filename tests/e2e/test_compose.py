@@ -17,7 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from shalekv.cli.console.exit_codes import ExitCode
-from shalekv_client import Client, TlsOptions, Unauthenticated, Unreachable
+from shalekv_client import Client, RetryPolicy, TlsOptions, Unauthenticated, Unreachable
 from tests.e2e.composition import IS_ROOT, Composition
 from tests.kit.compose_file import DOCKER, DOCKERFILE, MINIO, TLS, Service, read_compose
 from tests.kit.dockerfile import read_dockerfile
@@ -33,7 +33,7 @@ README_TLS = (
     *re.findall(r"^\$tls run --rm certificates (.+)$", README, re.MULTILINE),
     *re.findall(r"^\$tls exec writer-quorum (shalekv safekeeper .+)$", README, re.MULTILINE),
 )
-REFUSED_MS = 2_000
+ONCE = RetryPolicy(attempts_max=1)
 Accept = Callable[[Line], bool]
 
 # So that a compaction and a collection come within the time of a test.
@@ -152,7 +152,7 @@ async def test_what_the_file_for_tls_starts_works(s3: S3Server, home: Path) -> N
             ({"tls": True, "access_token": secret}, Unreachable),  # it does not trust the server
             ({}, Unreachable),
         ):
-            async with Client(addresses[0], timeout_ms=REFUSED_MS, **options) as client:
+            async with Client(addresses[0], retry=ONCE, coalesce=False, **options) as client:
                 with pytest.raises(refusal):
                     await client.put(b"key", b"other")
         members = services.run(*status.split(), name=QUORUM.writer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from shalekv.v1 import kv_pb2
 from shalekv.write.quorum.links import LinkBroken
 from shalekv_wire.client import ChannelOptions, WireChannel
 from shalekv_wire.tls import TlsContexts, TlsFiles
+from tests.kit.constants import constants
 from tests.kit.processes.child import READY_S, Child
 from tests.kit.processes.cluster import ALONE, POLL_MS, Cluster
 from tests.kit.processes.load import WITHIN_S
@@ -68,6 +69,13 @@ class Trial:
             "SHALEKV_TLS__TLS_CERT": self.path("server.crt"),
             "SHALEKV_TLS__TLS_KEY": self.path("server.key"),
         }
+
+
+@pytest.fixture(autouse=True)
+def _patient_links() -> Iterator[None]:
+    """A safekeeper of a busy machine may answer late: that is no refusal."""
+    with constants({"shalekv.write.quorum.links:CONNECT_TIMEOUT_MS": 1_000 * CALL_S}):
+        yield
 
 
 @pytest.fixture
