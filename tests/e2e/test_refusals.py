@@ -46,19 +46,23 @@ REQUESTS: tuple[Message, ...] = (
 
 
 class Refused:
-    """Clients all of whose requests are refused, at the rate that the server allows, for a time."""
+    """Clients all of whose requests are refused, at the rate that the server allows, for a time.
+
+    A time without refusals, in which nobody has come to it, does not count.
+    """
 
     def __init__(self, server: Child, duration_s: float) -> None:
         self.reasons: Counter[str] = Counter()
-        self.samples: list[int] = []  # resident bytes of the server, after equal times
+        self.samples: list[int] = []  # resident bytes of the server, at least so long apart
         self._server = server
-        self._duration_s = duration_s
-        self._began_s = time.monotonic()
+        self._apart_s = duration_s / SAMPLES
+        self._sampled_s = 0.0
 
     async def run(self) -> None:
         async with grpc.aio.insecure_channel(self._server.listen) as channel:
             kv = kv_pb2_grpc.KVStub(channel)
             await kv.Put(Put(key=b"k", value=b"no counter"))
+            self._sampled_s = time.monotonic()
             async with asyncio.TaskGroup() as tasks:
                 for number in range(CALLS):
                     tasks.create_task(self._call(kv, number))
@@ -71,10 +75,11 @@ class Refused:
 
     def _count(self, how: str, count: int = 1) -> None:
         self.reasons[how] += count
-        passed_s = time.monotonic() - self._began_s
-        if not self._is_over and passed_s >= (len(self.samples) + 1) * self._duration_s / SAMPLES:
+        now_s = time.monotonic()
+        if not self._is_over and now_s - self._sampled_s >= self._apart_s:
+            self._sampled_s = now_s
             self.samples.append(resident_bytes(self._server.pid))
-            sys.stdout.write(f"{passed_s:.1f} s: {self.samples[-1] >> 10} KiB\n")
+            sys.stdout.write(f"{len(self.samples)}: {self.samples[-1] >> 10} KiB\n")
 
     async def _call(self, kv: kv_pb2_grpc.KVStub, number: int) -> None:
         methods: dict[str, Callable[..., Any]] = {
