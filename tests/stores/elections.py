@@ -11,13 +11,14 @@ from itertools import count
 from random import SystemRandom
 
 from shalekv.cli.process.peers import peer_contexts
-from shalekv.clock import MachineClock
+from shalekv.clock import Clock, LoopClock, MachineClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.election.elector import Elector
 from shalekv.server.election.opening import open_elector
 from shalekv.settings import ElectionSettings, StoreSettings, TlsSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
+from tests.kit.processes.in_process import wall_clock_ms
 from tests.kit.store import STORE_NOW_MS
 from tests.servers.kubernetes import NAMESPACE, KubernetesApi
 from tests.servers.record_stores import EtcdServer
@@ -28,13 +29,21 @@ LEASE = "shale"  # the name of the Lease
 _numbers = count()
 
 
+class LoopAndWallClock(LoopClock):
+    """The time of the loop, and the time of day of this machine."""
+
+    def wall_ms(self) -> int | None:
+        return wall_clock_ms()
+
+
 @dataclass(frozen=True, slots=True)
 class Election:
     """Place of an election, and its times."""
 
     elect: str
     ttl_ms: int = 2_000
-    lasting_ttl_ms: int = 3_000  # long enough to be renewed in time on a busy machine
+    lasting_ttl_ms: int = 3_000  # of a lease that is renewed
+    clock: Clock = field(default_factory=LoopAndWallClock)  # of the candidates
     taken: str = "b has taken the lease"  # what "a" is notified of when "b" has it
     environment: Mapping[str, str] = field(default_factory=dict)
     credentials: str = ""
@@ -58,7 +67,7 @@ class Election:
             for name in names:
                 workers = ThreadWorkers(1)
                 stack.callback(workers.close)
-                runtime = Runtime(MachineClock(), SystemRandom(), workers)
+                runtime = Runtime(self.clock, SystemRandom(), workers)
                 store = MemoryStore(lambda: STORE_NOW_MS, objects=self.objects)
                 opening = open_elector(
                     settings,
@@ -83,8 +92,9 @@ def in_etcd(server: EtcdServer, tls: TlsSettings | None = None) -> Election:
     return Election(
         f"etcd{'s' if tls else ''}://{server.address}/{key}",
         tls=tls or TlsSettings(),
-        ttl_ms=6_000,
+        ttl_ms=6_000,  # long enough on a busy machine, where etcd has a clock of its own
         lasting_ttl_ms=9_000,
+        clock=MachineClock(),
         taken="the lease has ended in etcd",
         delete=lambda: server.delete(key),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.stores.kubernetes_terms import (
     elector,
     holder_of,
     kept,
+    loop_s,
     renewals,
     requests,
 )
@@ -137,11 +137,11 @@ async def test_an_overloaded_api_server_is_left_alone(kubernetes: KubernetesApi)
     """
     kubernetes.trouble(status=429, retry_after_s=1, times=1)
     kubernetes.trouble(status=503, times=2)
-    began_s = time.monotonic()
+    began_s = loop_s()
     with capture_logs() as logs:
         async with elector(kubernetes, ttl_ms=TTL_MS) as made:
             await made.campaign()
-    assert time.monotonic() - began_s >= 1.0
+    assert loop_s() - began_s >= 1.0
     problems = [line["problem"] for line in logs if "problem" in line]
     said = f"127.0.0.1:{kubernetes.port} has answered"
     assert problems == [f"{said} 429: Too Many Requests", f"{said} 503: Service Unavailable"]
