@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -27,6 +26,11 @@ from tests.kit.timeouts import until
 
 MESSAGE_BYTES_MAX = 4 << 20
 KEY = b"key"
+
+
+def loop_s() -> float:
+    """The time by which the buckets of these tests fill."""
+    return asyncio.get_running_loop().time()
 
 
 def allowing(**quota: int) -> Policy:
@@ -118,10 +122,10 @@ async def test_the_client_waits_as_long_as_it_is_told(
     async with limited(calls_per_s=rate) as (served, guard, _):
         retry = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=2)
         async with Client(served.listen, coalesce=coalesce, retry=retry, wire=wire) as client:
-            began_s = time.monotonic()
+            began_s = loop_s()
             for _ in range(6):
                 await client.put(KEY, b"value")
-            took_s = time.monotonic() - began_s
+            took_s = loop_s() - began_s
     assert took_s > (calls - rate) / rate - 0.05
     assert 0 < guard.refused.quota_exceeded <= calls - rate
 
@@ -133,10 +137,10 @@ async def test_the_client_gives_up_where_waiting_is_in_vain() -> None:
         Client(served.listen, coalesce=False) as client,
     ):
         await client.put(KEY, bytes(3 << 20))  # a full bucket takes the largest message
-        began_s = time.monotonic()
+        began_s = loop_s()
         with pytest.raises(QuotaExceeded) as refused:
             await client.put(KEY, bytes(3 << 20), timeout_ms=20_000)
-    assert time.monotonic() - began_s < 5
+    assert loop_s() - began_s < 5
     assert refused.value.quota == "bytes_per_s"
     assert refused.value.retry_after_ms > 20_000
 
@@ -204,7 +208,7 @@ async def test_scans_are_paced_and_count_what_they_send() -> None:
     policies = HeldPolicy(allowing(bytes_per_s=100_000, scans=1))
     async with serving_of(MemoryKv(), guard=guard_of(policies, 100_000)) as it:
         it.service.values = {b"%d" % each: bytes(10_000) for each in range(10)}
-        began_s = time.monotonic()
+        began_s = loop_s()
         scan = it.kv.Scan(kv_pb2.ScanRequest(limit=15))  # whole rounds of the keys: 20
         first = await anext(aiter(scan))
         assert first.entries
@@ -212,7 +216,7 @@ async def test_scans_are_paced_and_count_what_they_send() -> None:
         assert refused.info is not None
         assert refused.info.metadata["quota"] == "scans"
         await read_to_end(scan)
-        assert 0.9 < time.monotonic() - began_s < 3
+        assert 0.9 < loop_s() - began_s < 3
         refused = await failure(it.kv.Put(kv_pb2.PutRequest(key=KEY, value=bytes(50_000))))
         assert refused.retry is not None
         assert 300 < refused.retry.retry_delay.ToMilliseconds() <= 700
@@ -232,13 +236,13 @@ async def test_sessions_are_limited_and_the_client_waits_for_one() -> None:
         refused = await failure(kv.Session(iter([operations(1)])))
         assert refused.retry is not None
         assert refused.retry.retry_delay.ToMilliseconds() == OPEN_RETRY_MS
-        began_s = time.monotonic()
+        began_s = loop_s()
         put = asyncio.ensure_future(client.put(KEY, b"value"))
         await until(lambda: guard.refused.quota_exceeded == 2, "the refusal")
         assert not put.done()
         first.cancel()
         await put
-        assert time.monotonic() - began_s > OPEN_RETRY_MS / 1_000
+        assert loop_s() - began_s > OPEN_RETRY_MS / 1_000
         assert guard.refused.quota_exceeded == 2
 
 
@@ -275,7 +279,7 @@ async def test_what_watches_send_counts_and_is_paced() -> None:
     ):
         hers = Grant("token:alice", (), Quota(bytes_per_s=1_000_000))
         policies.set(replace(allowing(), grants=(*allowing().grants, hers)))
-        began_s = time.monotonic()
+        began_s = loop_s()
         for each in range(10):
             await other.put(b"k%d" % each, bytes(200_000))
         seen = 0
@@ -284,4 +288,4 @@ async def test_what_watches_send_counts_and_is_paced() -> None:
             if seen == 10:
                 break
     # The events have 2 MB, and a full bucket 1; nothing has to follow the last event.
-    assert time.monotonic() - began_s > 0.7
+    assert loop_s() - began_s > 0.7
