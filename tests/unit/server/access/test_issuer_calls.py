@@ -135,7 +135,7 @@ async def test_guessing_makes_a_peer_wait_and_those_who_are_known_go_on(tmp_path
     valid before goes on, and one with a new token waits. No log has a part of a token.
     """
     tokens = TokenBook(tmp_path, "ann", "bob")
-    guesses = {ACCESS + "authenticator:LUCKY": 10**9}
+    guesses = {ACCESS + "authenticator:LUCKY": 10**9, ACCESS + "authenticator:FIRST_MS": 10_000.0}
     with constants(guesses), capture_logs() as logs:
         async with (
             asyncio.timeout(30),
