@@ -21,6 +21,7 @@ from shalekv.settings import (
     DiskCacheSettings,
     LevelSettings,
     ReaderConfig,
+    ReaderSettings,
     UrlSettings,
 )
 from shalekv.store.api import ObjectStore
@@ -44,6 +45,8 @@ VALUE_BYTES = 1_000
 SSTS = 32  # of the lowest level, whatever the size: as in 1 GiB at default settings
 OPEN_REQUESTS_MAX = 16  # to the folder of manifests, those of its snapshot included
 POLLS_MAX = 5  # for the object after the last one of the log
+# More of them would come while a busy disk does not answer.
+NO_POLLS_LATER = {"poll_interval_ms": 3_600_000, "poll_interval_idle_ms": 3_600_000}
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -99,7 +102,8 @@ async def _opened(
         caches = {"cache": cache.model_dump(), "disk_cache": disk_cache.model_dump()}
         return await Writer.open(store, settings=serve_settings(**caches), runtime=runtime)
     url = UrlSettings(url="file:///cold")
-    settings = ReaderConfig(database=url, cache=cache, disk_cache=disk_cache)
+    reader = ReaderSettings.model_validate(NO_POLLS_LATER)
+    settings = ReaderConfig(database=url, cache=cache, disk_cache=disk_cache, reader=reader)
     return await Reader.open(store, settings=settings, runtime=runtime)
 
 
