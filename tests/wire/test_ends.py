@@ -116,6 +116,7 @@ async def test_a_fault_at_a_cancellation_ends_no_other_call(
 
     async with serving() as it, channel(it.address) as client:
         it.methods.by_path[OTHER] = Unary(handle)
+        await client.wait_ready(30)  # so that the calls arrive, however soon they end
         calls = [client.unary(OTHER, b"", timeout_s=0.03) for _ in range(3)]
         await asyncio.gather(*calls, return_exceptions=True)
         await until(lambda: len(caplog.records) == len(calls), "the faults in the log")
