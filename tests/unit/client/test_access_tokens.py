@@ -27,11 +27,15 @@ from tests.kit.timeouts import until
 from tests.unit.client.cluster import cluster
 from tests.unit.client.token_server import NEW, OLD, WRONG, Asked, guarded
 
+SECURITY = "shalekv_client.routing.security:"
+
 
 @pytest.fixture(autouse=True)
 def looking_often() -> Iterator[None]:
-    """Look at files often, so that tests need not wait."""
-    with constants({"shalekv_client.routing.security:FILE_INTERVAL_S": 0.02}):
+    """Look at files often, so that tests need not wait; ask once about refusals, however late they
+    come.
+    """
+    with constants({SECURITY + "FILE_INTERVAL_S": 0.02, SECURITY + "FUNCTION_PAUSE_S": 1_000}):
         yield
 
 
@@ -255,7 +259,7 @@ async def test_a_watch_goes_on_with_another_token() -> None:
         await asyncio.wait_for(take(30), 30)
         assert seen == [b"k%02d" % number for number in range(30)]
         before = server.refused
-        with constants({"shalekv_client.routing.security:FUNCTION_PAUSE_S": 0}):
+        with constants({SECURITY + "FUNCTION_PAUSE_S": 0}):
             server.withdraw(NEW)
             with pytest.raises(Unauthenticated):
                 await asyncio.wait_for(take(31), 30)
