@@ -93,6 +93,7 @@ async def test_the_time_for_connecting_counts() -> None:
     address = f"127.0.0.1:{sock.getsockname()[1]}"
     async with Client(address, retry=RetryPolicy(attempts_max=1)) as client:
         putting = asyncio.create_task(client.put(b"k", b"v", timeout_ms=60_000))
+        await asyncio.sleep(0)  # its time begins
         done, _ = await asyncio.wait([putting], timeout=0.2)
         assert not done
         await server.serve(sock)
