@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from shalekv_wire.status import CallFailed
 from shalekv_wire.tls import TlsContexts, TlsFiles
 from tests.kit.certificates import LOCAL, Authority, Pair, greet
 from tests.kit.constants import constants
-from tests.kit.timeouts import until
+from tests.kit.timeouts import scaled_timeout_s, until
 from tests.unit.rpc.test_tls import ASK, EITHER_CLIENT, Open, ask, open_native, serving
 
 CA, OTHER = Authority("first"), Authority("second")
@@ -87,6 +87,18 @@ class Files:
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
     return Files(tmp_path, CA.certificate, OF_ALICE)
+
+
+def soon() -> float:
+    """Days until a moment that comes soon, and not before the test is ready for it."""
+    return min(10.0, scaled_timeout_s(3)) * SECOND_S
+
+
+def begin_and_end(listed: bytes) -> tuple[datetime, datetime]:
+    """The times of a list, which has whole seconds."""
+    found = x509.load_pem_x509_crl(listed)
+    assert found.next_update_utc is not None
+    return found.last_update_utc, found.next_update_utc
 
 
 async def refusal(address: str, files: TlsFiles, opened: Open = open_native) -> str:
@@ -191,9 +203,9 @@ async def test_list_that_has_ended_refuses_all(
 
     The files, which cannot be used at that time, make no difference.
     """
-    end = datetime.now(UTC) + timedelta(seconds=3)
-    left_days = (end - datetime.now(UTC)) / timedelta(days=1)
-    files.put(CA.certificate, CA.revoke(valid=(-1, left_days)))
+    ending = CA.revoke(valid=(-1, soon()))
+    _, end = begin_and_end(ending)
+    files.put(CA.certificate, ending)
     context = TlsContexts(files.of(BOB), is_server=False).current()
     context.maximum_version = context.minimum_version = version
     async with serving(Wire.NATIVE, files.server) as (address, _):
@@ -223,10 +235,9 @@ async def test_nobody_is_served_while_the_end_of_a_list_cannot_count(
     files: Files, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as without a descriptor; it is tried for each connection, and logged once."""
-    end = datetime.now(UTC) + timedelta(seconds=3)
-    left_days = (end - datetime.now(UTC)) / timedelta(days=1)
-    both = CA.certificate, OTHER.certificate, OTHER.revoke()
-    files.put(*both, CA.revoke(valid=(-1, left_days)))
+    ending = CA.revoke(valid=(-1, soon()))
+    _, end = begin_and_end(ending)
+    files.put(CA.certificate, OTHER.certificate, OTHER.revoke(), ending)
     bob, carol = (TlsContexts(files.of(each), is_server=False).current() for each in (BOB, CAROL))
 
     def fail(_name: str) -> int:
@@ -255,11 +266,11 @@ async def test_nobody_is_served_while_the_end_of_a_list_cannot_count(
 
 async def test_list_is_used_when_it_begins(files: Files, caplog: pytest.LogCaptureFixture) -> None:
     """It would refuse all before; the one before it stays in use, and no change is needed."""
-    begin = datetime.now(UTC) + timedelta(seconds=3)
-    left_days = (begin - datetime.now(UTC)) / timedelta(days=1)
+    later = CA.revoke(BOB.certificate, valid=(soon(), 30))
+    begin, _ = begin_and_end(later)
     with constants({"shalekv_wire.tls:SETTLING_S": 0}):
         async with serving(Wire.NATIVE, files.server) as (address, _):
-            files.put(CA.certificate, CA.revoke(BOB.certificate, valid=(left_days, 30)))
+            files.put(CA.certificate, later)
             for _ in range(2):
                 assert await ask(open_native(address, files.of(BOB))) == b"question"
             assert "it was revoked" in await refusal(address, files.of(ALICE))
