@@ -174,7 +174,7 @@ async def test_refused_calls_leave_what_any_call_leaves(kind: str) -> None:
         async def at_once(act: Act) -> None:
             await asyncio.gather(*(act(it) for _ in range(COUNT)))
             await _get(it)
-            await it.server.drain(1_000)
+            await it.server.drain(10_000)
 
         await at_once(ENDS[kind])
         of_any = await cycles_of(lambda: at_once(_get))

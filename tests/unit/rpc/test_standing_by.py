@@ -80,7 +80,7 @@ async def test_it_serves_and_is_a_standby_in_turn(server: Server) -> None:
             assert (await kv.Get(kv_pb2.GetRequest(key=b"k"))).value == b"v"
             server.refuse(Stopping("no more"))
             assert (await watch.read()).status == NOT_SERVING
-            assert await server.drain(1_000)
+            assert await server.drain(10_000)
             await server.stand_by(STANDING)
             refused = await failure(kv.Get(kv_pb2.GetRequest(key=b"k")))
             assert refused.info is not None

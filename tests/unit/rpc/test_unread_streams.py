@@ -19,7 +19,7 @@ from shalekv.settings import KIB, MIB, LimitSettings
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.serving.memory_service import MemoryKv
 from tests.kit.serving.rpc import Failure, Serving, failure_of, serving
-from tests.kit.timeouts import until
+from tests.kit.timeouts import scaled_timeout_s, until
 from tests.unit.rpc.sessions import DrivenSession, SocketSession, driven, operation, served_writer
 
 SCAN = kv_pb2.ScanRequest(limit=1_000_000)  # again and again the same message
@@ -158,7 +158,8 @@ async def test_a_session_that_was_ended_gets_the_error() -> None:
     """A session that was ended over a socket gets ABORTED with STREAM_TOO_SLOW when it reads on,
     soon after writes of another session had to wait; all others get their results.
     """
-    limits = LIMITS.model_copy(update={"result_stalled_ms": 500})
+    stalled_ms = round(1_000 * scaled_timeout_s(1))  # the error has to be read within that time
+    limits = LIMITS.model_copy(update={"result_stalled_ms": stalled_ms})
     async with served_writer(limits=limits) as (it, _), AsyncExitStack() as stack:
         budget = it.server.session_budget
         assert budget.stalls is not None
