@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -67,8 +68,28 @@ def is_refused(decoder: Decoder, found: object) -> bool:
 
 
 def check_cost(decoder: Decoder, data: bytes) -> None:
-    """Memory and work of a decoder are bounded by the length of what it is given."""
+    """Memory and work of a decoder are bounded by the length of what it is given.
+
+    A figure beyond the bound is measured again. What a decoder needs, it needs each time; but the
+    tables of the whole process, such as that of interned strings, grow in some measurement or
+    other: by 7 MB at once in a process with many modules.
+    """
+    rate = MEMORY_FOR_A_COMPRESSED_BYTE if decoder.is_compressed else MEMORY_FOR_A_BYTE
+    bound_bytes = MEMORY_AT_LEAST + rate * len(data)
+    peak_bytes = _peak_bytes(decoder, data)
+    if peak_bytes > bound_bytes:
+        peak_bytes = min(peak_bytes, _peak_bytes(decoder, data))
+    assert peak_bytes <= bound_bytes, f"{peak_bytes} bytes of memory for {len(data)}"
+
+
+def _peak_bytes(decoder: Decoder, data: bytes) -> int:
+    """Return the most memory that the process has taken for a call of the decoder, and check the
+    calls that it makes.
+
+    No garbage is collected meanwhile: that of earlier tests could make calls when it goes.
+    """
     calls = _Calls(CALLS_AT_LEAST + CALLS_FOR_A_BYTE * len(data))
+    gc.disable()
     tracemalloc.start()
     sys.setprofile(calls.count)
     try:
@@ -77,9 +98,8 @@ def check_cost(decoder: Decoder, data: bytes) -> None:
         sys.setprofile(None)
         _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    rate = MEMORY_FOR_A_COMPRESSED_BYTE if decoder.is_compressed else MEMORY_FOR_A_BYTE
-    bound_bytes = MEMORY_AT_LEAST + rate * len(data)
-    assert peak_bytes <= bound_bytes, f"{peak_bytes} bytes of memory for {len(data)}"
+        gc.enable()
+    return peak_bytes
 
 
 class TooMuchWork(Exception):
