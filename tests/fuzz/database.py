@@ -299,11 +299,12 @@ class Answers:
     repeats: tuple[int, ...]  # the sequence numbers of commits that are asked for once more
 
 
-async def answers(place: StillPlace, snapshot_ids: tuple[bytes, ...]) -> Answers:
+async def answers(
+    place: StillPlace, snapshot_ids: tuple[bytes, ...], *, open_timeout_ms: int = 60_000
+) -> Answers:
     """Open a copy, and ask for everything. Raises what the roles raise."""
     async with roles_at(place.copy(), SEED) as roles:
-        # A record of a manifest that is not there makes opening try again until its end.
-        writer = await roles.open_writer(open_timeout_ms=1_000, fence_poll_ms=1_000)
+        writer = await roles.open_writer(open_timeout_ms=open_timeout_ms, fence_poll_ms=1_000)
         async with running(writer) as serving:
             engine = writer.engine
             found = Answers(
@@ -346,10 +347,12 @@ async def one_by_one(writer: Writer) -> Rows:
     return rows
 
 
-async def judged(place: StillPlace, snapshot_ids: tuple[bytes, ...]) -> Answers | ShaleError:
+async def judged(
+    place: StillPlace, snapshot_ids: tuple[bytes, ...], **limits: int
+) -> Answers | ShaleError:
     """Return the answers, or the documented error."""
     try:
-        return await answers(place, snapshot_ids)
+        return await answers(place, snapshot_ids, **limits)
     except ShaleError as error:
         return error
 

@@ -134,7 +134,8 @@ async def check_record(place: TwoPhasePlace, name: str, random: Random) -> None:
     copy, changed = place.copy(), changed_record(record, random)
     del copy.table[record.destination]
     copy.table[changed.destination] = changed
-    found = await judged(copy, ())
+    # A record of a manifest that is not there makes opening try again until its end.
+    found = await judged(copy, (), open_timeout_ms=1_000)
     if isinstance(found, Answers) and found != sound().answers:
         assert place is sound().interrupted, changed
         assert found == sound().answers_before, changed
