@@ -20,12 +20,16 @@ NEW = [f"new{number:02}" for number in range(40)]
 
 class StopsInside(FileSystem):
     """Stops its process (SIGSTOP) once, after the kernel has returned the first piece of a
-    folder.
+    folder. Its time stands still, so that no folder becomes older while a test runs.
     """
 
     def __init__(self, *, then_stop: bool) -> None:
         self.then_stop = then_stop
         self.scans = 0
+        self._now_ms = super().now_ms()
+
+    def now_ms(self) -> int:
+        return self._now_ms
 
     def list_folder(self, path: Path) -> list[FolderEntry]:
         self.scans += 1
