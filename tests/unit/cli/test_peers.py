@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from shalekv.errors import InvalidSetting
 from shalekv.settings import TlsSettings, Wire
 from shalekv.write.quorum.links import LinkBroken
 from tests.kit.certificates import LOCAL, Authority
-from tests.servers.process import free_port
 
 
 @pytest.mark.parametrize("wire", list(Wire))
@@ -30,9 +30,11 @@ async def test_authorities_of_the_system_are_loaded_on_demand(tmp_path: Path, wi
     settings = TlsSettings(tls_cert=files.certificate, tls_key=files.key)
     (tmp_path / "own.key").rename(tmp_path / "later.key")
     async with open_links(settings, wire) as links:
-        address = f"127.0.0.1:{free_port()}"
-        with pytest.raises(InvalidSetting, match=r"own\.key: No such file"):
-            await links.status(address)
-        (tmp_path / "later.key").rename(tmp_path / "own.key")
-        with pytest.raises(LinkBroken):
-            await links.status(address)
+        with socket.socket() as deaf:
+            deaf.bind(("127.0.0.1", 0))  # and does not listen
+            address = f"127.0.0.1:{deaf.getsockname()[1]}"
+            with pytest.raises(InvalidSetting, match=r"own\.key: No such file"):
+                await links.status(address)
+            (tmp_path / "later.key").rename(tmp_path / "own.key")
+            with pytest.raises(LinkBroken):
+                await links.status(address)

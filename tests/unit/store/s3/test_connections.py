@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,20 +20,22 @@ from tests.kit.s3.opening import MIB, URL, new_store, opened
 from tests.kit.s3.scripted_server import Reply, Request, found, scripted, stored
 
 
-def free_endpoint() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+@pytest.fixture
+def deaf_endpoint() -> Iterator[str]:
+    """An endpoint at a port that is taken, and at which nobody listens."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{deaf.getsockname()[1]}"
 
 
-async def test_an_endpoint_that_is_down() -> None:
+async def test_an_endpoint_that_is_down(deaf_endpoint: str) -> None:
     """Without a listening server, or an address for its name, nothing was created, and a retry may
     succeed.
     """
-    endpoint = free_endpoint()
-    async with opened(endpoint) as s3:
+    cannot = f"cannot connect to {deaf_endpoint}"
+    async with opened(deaf_endpoint) as s3:
         for call in (s3.create("wal/1", b"x"), s3.get("wal/1"), s3.now_ms(), s3.delete(["wal/1"])):
-            with pytest.raises(StoreUnavailable, match=f"cannot connect to {endpoint}") as raised:
+            with pytest.raises(StoreUnavailable, match=cannot) as raised:
                 await call
             assert raised.value.store == URL
     async with opened("http://nowhere.invalid", path_style=True) as s3:
