@@ -37,6 +37,7 @@ from shalekv_client import Client
 from shalekv_spark.compaction.compact import compact
 from shalekv_spark.compaction.tasks import SparkParts, TaskOutcome, run_task
 from shalekv_spark.place import Place
+from tests.kit import timeouts
 from tests.kit.engine.compaction import CompactedDatabase, delete, delete_range, put, small_settings
 from tests.kit.engine.naive_merge import NaiveLevels, answers
 from tests.kit.processes.processes import Processes
@@ -223,7 +224,9 @@ async def lose_the_lease(spark: SparkSession, place: Place) -> None:
     async with asyncio.timeout(60):  # its reads would take minutes
         with pytest.raises(LeaseLost):
             await job
-    assert [*spark.sparkContext.statusTracker().getActiveJobsIds()] == []
+    # Spark lists a job as active until some time after it has raised the error.
+    tracker = spark.sparkContext.statusTracker()
+    await timeouts.until(lambda: not tracker.getActiveJobsIds(), "the end of the job of Spark")
 
 
 async def until(

@@ -161,8 +161,7 @@ async def test_arguments_of_scans(
     assert (await at_once(nothing.collect), nothing.columns) == ([], ["key", "value"])
     release(nothing)
 
-    tracker = spark.sparkContext.statusTracker()
-    jobs = [*tracker.getJobIdsForGroup(None)]
+    jobs = jobs_of(spark)
     for arguments, kind, message in BAD:
         with pytest.raises(kind, match=message):
             scan(spark, bucket.url, **({"store": bucket.store} | arguments))
@@ -172,7 +171,14 @@ async def test_arguments_of_scans(
         spark.read.format("shalekv").option("startKey", "a").load(bucket.url)
     with pytest.raises(AnalysisException, match="InvalidSetting: the option url is missing"):
         spark.read.format("shalekv").load()
-    assert [*tracker.getJobIdsForGroup(None)] == jobs
+    assert jobs_of(spark) == jobs
+
+
+def jobs_of(spark: SparkSession) -> list[int]:
+    """Return the jobs that were begun. Spark lists one some time after its beginning."""
+    bus = spark.sparkContext._jsc.sc().listenerBus()  # noqa: SLF001 - no other way
+    bus.waitUntilEmpty()
+    return [*spark.sparkContext.statusTracker().getJobIdsForGroup(None)]
 
 
 UNKNOWN = "ab" * 16
