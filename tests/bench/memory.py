@@ -83,7 +83,8 @@ async def measure(stage: Stage, minutes: float) -> dict[str, Any]:
     loads = {name: task.result() for name, task in running.items()}
     told = await status(server.address)
     began_at_s = time.time() - (time.monotonic() - began_s)
-    probed = [json.loads(line) for line in lines.read_text().splitlines()]
+    whole, _, _ = lines.read_text().rpartition("\n")  # the server may be writing the next line
+    probed = [json.loads(line) for line in whole.splitlines()]
     probed = [line for line in probed if line["at_s"] > began_at_s + 1]
     budget_mib = told.memory.bytes_max / MIB
     return {
@@ -166,7 +167,7 @@ def _add_memory(curves: dict[str, list[Point]], server: Target, minute: float) -
     for child in children:
         try:
             taken += resident_bytes(child)
-        except (FileNotFoundError, StopIteration):  # it has just ended
+        except (FileNotFoundError, ProcessLookupError, StopIteration):  # it has just ended
             continue
     curves["its children"].append((minute, taken / MIB))
 

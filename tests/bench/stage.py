@@ -306,10 +306,12 @@ def tree(pid: int) -> list[int]:
 
 
 def timed_ms(work: Callable[[], object], times: int, *, within_s: float = 1.0) -> list[float]:
-    """Return the milliseconds of calls, one after the other: of so many, or in so much time."""
+    """Return the milliseconds of calls, one after the other: of so many, or in so much time; of one
+    at least.
+    """
     took: list[float] = []
     ends_s = time.perf_counter() + within_s
-    while len(took) < times and (began_s := time.perf_counter()) < ends_s:
+    while len(took) < times and ((began_s := time.perf_counter()) < ends_s or not took):
         work()
         took.append((time.perf_counter() - began_s) * 1_000)
     return took
