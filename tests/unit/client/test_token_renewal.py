@@ -150,7 +150,11 @@ async def test_a_refusal_of_a_file_that_is_read_at_present_is_plain(tmp_path: Pa
     file = tmp_path / "token"
     file.write_text(WRONG)
     with constants({SECURITY + "FILE_INTERVAL_S": 0.0}):
-        async with guarded() as server, Client(server.address, access_token_file=file) as client:
+        async with (
+            guarded() as server,
+            # Between sessions that are refused there are pauses.
+            Client(server.address, access_token_file=file, coalesce=False) as client,
+        ):
             for _ in range(50):
                 with pytest.raises(Unauthenticated) as refused:
                     await client.get(b"k")
