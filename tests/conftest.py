@@ -37,6 +37,9 @@ __all__ = [
     "s3_server",
 ]
 
+# The asserts of this contract, which tests of several folders import, say what they compared.
+pytest.register_assert_rewrite("tests.contract.store_contract")
+
 # readline puts the size of the terminal into the environment of whatever is started next, such as
 # the workers of pytest-xdist; but what tests start writes into files, which have no such size.
 for _name in ("COLUMNS", "LINES"):

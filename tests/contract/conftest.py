@@ -1,4 +1,4 @@
-"""Lets the asserts of the contract say what they compared; opens the stores that it is for."""
+"""The stores that the contract is for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.store_contract")
-
-from tests.contract.opening import OpenStore, opener  # noqa: E402  (see above)
+from tests.contract.opening import OpenStore, opener
 
 
 @pytest.fixture
