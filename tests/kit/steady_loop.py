@@ -1,5 +1,8 @@
 """An event loop whose time stands still while the process is held up.
 
+The tests of a folder run on it if the conftest of the folder imports
+`pytest_asyncio_loop_factories`.
+
 A busy machine may let a process wait for seconds. All timers of that time are due at once then, and
 nothing has happened between them: a lease ends before its renewal was sent. On this loop no more
 than `STEP_S` pass at once. It is for tests whose sides are in one process: another one's time goes
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
+from collections.abc import Callable, Mapping
 
 STEP_S = 0.01
 
@@ -35,3 +39,13 @@ class _BriefSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         return super().select(STEP_S / 2 if timeout is None else min(timeout, STEP_S / 2))
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], SteadyLoop]]:
+    """Return the only loop of the tests of a folder: a hook of pytest-asyncio."""
+    return {"steady": SteadyLoop}
+
+
+def loop_s() -> float:
+    """Return the time of the running loop, by which what a test waits for lasts, in seconds."""
+    return asyncio.get_running_loop().time()

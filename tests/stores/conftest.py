@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from tests.kit.steady_loop import pytest_asyncio_loop_factories
 
-from tests.kit.steady_loop import SteadyLoop
-
-
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], SteadyLoop]]:
-    """The only loop of the tests of this folder."""
-    return {"steady": SteadyLoop}
+__all__ = ["pytest_asyncio_loop_factories"]

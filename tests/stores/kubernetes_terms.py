@@ -40,11 +40,6 @@ async def renewals(kubernetes: KubernetesApi, count: int) -> None:
         await until(lambda: kubernetes.lease(LEASE)["spec"]["renewTime"] != before, "a renewal")  # noqa: B023 - called before the next
 
 
-def loop_s() -> float:
-    """The time by which leases of these tests last."""
-    return asyncio.get_running_loop().time()
-
-
 def holder_of(kubernetes: KubernetesApi) -> str:
     return str(kubernetes.lease(LEASE)["spec"]["holderIdentity"])
 

@@ -11,6 +11,7 @@ import pytest
 
 from shalekv.server.election.elector import Elector
 from tests.kit.seeds import random_of
+from tests.kit.steady_loop import loop_s
 from tests.kit.timeouts import until
 from tests.servers.kubernetes import NAMESPACE, KubernetesApi
 from tests.stores.elections import LEASE, in_kubernetes
@@ -21,7 +22,6 @@ from tests.stores.kubernetes_terms import (
     elector,
     holder_of,
     kept,
-    loop_s,
     renewals,
     requests,
 )

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.errors import InvalidSetting
+from tests.kit.steady_loop import loop_s
 from tests.kit.timeouts import until
 from tests.servers.kubernetes import NAMESPACE, KubernetesApi, kubernetes_api
 from tests.stores.elections import LEASE, Election, in_kubernetes
@@ -20,7 +21,6 @@ from tests.stores.kubernetes_terms import (
     elector,
     holder_of,
     kept,
-    loop_s,
     renewals,
     requests,
 )

@@ -7,9 +7,11 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from asyncio import Task
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from shalekv.errors import (
     DatabaseNotFound,
@@ -315,6 +318,23 @@ async def test_a_writer_that_asks_who_calls_is_shown_the_token(
         assert not (await committer.commit(LOAD_ID, load.infos)).already_applied
 
 
+def is_repeated(committing: Task[Committed], logs: Sequence[EventDict], error: str) -> bool:
+    """Return whether a commit is repeated because of such an error, or is over."""
+    return committing.done() or any(error in str(each.get("error")) for each in logs)
+
+
+async def end_unknown(committing: Task[Committed], pause: str, cause: type[ShaleError]) -> None:
+    """Let the next attempt of a commit, after this `pause`, be the last; it leaves the outcome
+    unknown.
+    """
+    with (
+        constants({f"{OPTIONS}:{pause}": TIMEOUT_S}),
+        pytest.raises(OutcomeUnknown, match="may be committed or not") as unknown,
+    ):
+        await committing
+    assert isinstance(unknown.value.__cause__, cause)
+
+
 @pytest.mark.parametrize("is_repaired", [True, False], ids=["repaired", "left"])
 async def test_a_refused_repeat_does_not_settle_a_commit(
     tmp_path: Path, processes: Processes, *, is_repaired: bool
@@ -331,29 +351,20 @@ async def test_a_refused_repeat_does_not_settle_a_commit(
             committer = Committer(load.store, None, timeout_s=TIMEOUT_S, token_file=str(file))
             load.server.pause()
             committing = asyncio.create_task(committer.commit(LOAD_ID, load.infos))
-
-            def said(error: str) -> bool:  # that a commit is repeated because of it
-                texts = [str(each.get("error")) for each in logs]
-                return committing.done() or any(error in text for text in texts)
-
-            await until(lambda: said("no answer"), "the end of an attempt")
+            repeated = partial(is_repeated, committing, logs)
+            await until(lambda: repeated("no answer"), "the end of an attempt")
             file.write_text("an-unknown-token")
             load.server.resume()
-            await until(lambda: said("writer: "), "a refused repeat")
+            await until(lambda: repeated("writer: "), "a refused repeat")
             if is_repaired:
                 file.unlink()
-                await until(lambda: said("token_file: "), "a repeat without a file")
+                await until(lambda: repeated("token_file: "), "a repeat without a file")
                 file.write_text(tokens.text("root"))
                 committed = await committing
                 again = Committer(load.store, None, timeout_s=60, token_file=str(file))
                 assert await again.commit(LOAD_ID, load.infos) == Committed(committed.seq, True)
             else:
-                with (  # the next one is the last before the deadline
-                    constants({f"{OPTIONS}:_REFUSED_PAUSE_S": TIMEOUT_S}),
-                    pytest.raises(OutcomeUnknown, match="may be committed or not") as unknown,
-                ):
-                    await committing
-                assert isinstance(unknown.value.__cause__, InvalidSetting)
+                await end_unknown(committing, "_REFUSED_PAUSE_S", InvalidSetting)
                 fresh = Committer(load.store, None, timeout_s=60, token_file=str(file))
                 with pytest.raises(InvalidSetting, match="writer: "):
                     await fresh.commit(LOAD_ID, load.infos)
@@ -392,24 +403,15 @@ async def test_a_manifest_that_is_not_read_does_not_settle_a_commit(
             server.state.failures.append(silent())
             committer = Committer(store, server.address, timeout_s=TIMEOUT_S)
             committing = asyncio.create_task(committer.commit(LOAD_ID, []))
-
-            def said(error: str) -> bool:  # that a commit is repeated because of it
-                texts = [str(each.get("error")) for each in logs]
-                return committing.done() or any(error in text for text in texts)
-
-            await until(lambda: said("no answer"), "the end of an attempt")
+            repeated = partial(is_repeated, committing, logs)
+            await until(lambda: repeated("no answer"), "the end of an attempt")
             manifests.rename(away)
-            await until(lambda: said("no database"), "a repeat without a manifest")
+            await until(lambda: repeated("no database"), "a repeat without a manifest")
             if comes_back:
                 away.rename(manifests)
                 assert (await committing).seq == 1
             else:
-                with (  # the next one is the last before the deadline
-                    constants({f"{OPTIONS}:_PAUSE_S": TIMEOUT_S}),
-                    pytest.raises(OutcomeUnknown, match="may be committed or not") as unknown,
-                ):
-                    await committing
-                assert isinstance(unknown.value.__cause__, DatabaseNotFound)
+                await end_unknown(committing, "_PAUSE_S", DatabaseNotFound)
 
 
 async def test_a_database_that_was_never_served_is_opened(tmp_path: Path) -> None:

@@ -22,15 +22,11 @@ from tests.kit.processes.in_process import serving as serving_writer
 from tests.kit.serving.guarded import HeldPolicy, KnownTokens, prefix
 from tests.kit.serving.memory_service import MemoryKv
 from tests.kit.serving.rpc import failure, serving_of
+from tests.kit.steady_loop import loop_s
 from tests.kit.timeouts import until
 
 MESSAGE_BYTES_MAX = 4 << 20
 KEY = b"key"
-
-
-def loop_s() -> float:
-    """The time by which the buckets of these tests fill."""
-    return asyncio.get_running_loop().time()
 
 
 def allowing(**quota: int) -> Policy:
