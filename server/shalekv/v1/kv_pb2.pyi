@@ -309,8 +309,11 @@ class GetRequest(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    OMIT_VALUE_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     """The key. Required."""
+    omit_value: _builtins.bool
+    """Leave the value out, and tell how long it lives. Refused inside a transaction."""
     @_builtins.property
     def header(self) -> Global___RequestHeader:
         """Optional requirements."""
@@ -320,10 +323,11 @@ class GetRequest(_message.Message):
         *,
         header: Global___RequestHeader | None = ...,
         key: _builtins.bytes = ...,
+        omit_value: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "key", b"key", "omit_value", b"omit_value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -340,6 +344,7 @@ class GetReply(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
     EXPIRE_AT_MS_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
     found: _builtins.bool
     """True if the key has a value. When it has none, the fields below are zero."""
     value: _builtins.bytes
@@ -348,6 +353,10 @@ class GetReply(_message.Message):
     """The sequence number of the commit that wrote the value."""
     expire_at_ms: _builtins.int
     """When the value expires, in milliseconds since the Unix epoch. 0: never."""
+    ttl_ms: _builtins.int
+    """Milliseconds until the value expires, by the clock that decides it. Only in the reply to a
+    request with `omit_value`; 0: it never expires.
+    """
     @_builtins.property
     def header(self) -> Global___ReplyHeader:
         """The view that was read."""
@@ -360,10 +369,11 @@ class GetReply(_message.Message):
         value: _builtins.bytes = ...,
         seq: _builtins.int = ...,
         expire_at_ms: _builtins.int = ...,
+        ttl_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_at_ms", b"expire_at_ms", "found", b"found", "header", b"header", "seq", b"seq", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_at_ms", b"expire_at_ms", "found", b"found", "header", b"header", "seq", b"seq", "ttl_ms", b"ttl_ms", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -583,10 +593,13 @@ class DeleteRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     PRECONDITION_FIELD_NUMBER: _builtins.int
+    COUNT_DELETED_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     """The key. Required."""
     durability: Global___Durability.ValueType
     """When the write is acknowledged."""
+    count_deleted: _builtins.bool
+    """Tell in the reply whether the key had a value. The key is read for it."""
     @_builtins.property
     def header(self) -> Global___RequestHeader:
         """Optional requirements."""
@@ -604,10 +617,11 @@ class DeleteRequest(_message.Message):
         key: _builtins.bytes = ...,
         durability: Global___Durability.ValueType = ...,
         precondition: Global___Precondition | None = ...,
+        count_deleted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "precondition", b"precondition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "header", b"header", "key", b"key", "precondition", b"precondition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_deleted", b"count_deleted", "durability", b"durability", "header", b"header", "key", b"key", "precondition", b"precondition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -621,8 +635,11 @@ class DeleteReply(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
     durability: Global___Durability.ValueType
     """The durability that was reached when this reply was sent."""
+    deleted: _builtins.int
+    """1 if the key had a value before, 0 if it had none. Not set unless the request asks for it."""
     @_builtins.property
     def header(self) -> Global___ReplyHeader:
         """Its sequence number, and the WAL object that holds it."""
@@ -632,12 +649,15 @@ class DeleteReply(_message.Message):
         *,
         header: Global___ReplyHeader | None = ...,
         durability: Global___Durability.ValueType = ...,
+        deleted: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deleted", b"_deleted", "deleted", b"deleted", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deleted", b"_deleted", "deleted", b"deleted", "durability", b"durability", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__deleted: _TypeAlias = _typing.Literal["deleted"]  # noqa: Y015
+    _WhichOneofArgType__deleted: _TypeAlias = _typing.Literal["_deleted", b"_deleted"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deleted) -> _WhichOneofReturnType__deleted | None: ...
 
 Global___DeleteReply: _TypeAlias = DeleteReply  # noqa: Y015
 
@@ -674,6 +694,72 @@ class KeyRange(_message.Message):
 Global___KeyRange: _TypeAlias = KeyRange  # noqa: Y015
 
 @_typing.final
+class CountRequest(_message.Message):
+    """Counts the keys of a range."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    RANGE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """Stop after this many keys. 0: no limit."""
+    @_builtins.property
+    def header(self) -> Global___RequestHeader:
+        """Optional requirements."""
+
+    @_builtins.property
+    def range(self) -> Global___KeyRange:
+        """Range to count. Not set: all keys."""
+
+    def __init__(
+        self,
+        *,
+        header: Global___RequestHeader | None = ...,
+        range: Global___KeyRange | None = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "range", b"range"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "limit", b"limit", "range", b"range"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountRequest: _TypeAlias = CountRequest  # noqa: Y015
+
+@_typing.final
+class CountReply(_message.Message):
+    """The number of keys in a range."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Keys of the range that have a value; at most `limit`."""
+    more: _builtins.bool
+    """True if the range has more keys than the limit."""
+    @_builtins.property
+    def header(self) -> Global___ReplyHeader:
+        """The view that was read."""
+
+    def __init__(
+        self,
+        *,
+        header: Global___ReplyHeader | None = ...,
+        count: _builtins.int = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "header", b"header", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountReply: _TypeAlias = CountReply  # noqa: Y015
+
+@_typing.final
 class DeleteRangeRequest(_message.Message):
     """Deletes a range."""
 
@@ -683,10 +769,13 @@ class DeleteRangeRequest(_message.Message):
     RANGE_FIELD_NUMBER: _builtins.int
     ALL_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    COUNT_DELETED_FIELD_NUMBER: _builtins.int
     all: _builtins.bool
     """Must be true when the range names neither start, end nor prefix, and false when it does."""
     durability: Global___Durability.ValueType
     """When the write is acknowledged."""
+    count_deleted: _builtins.bool
+    """Tell in the reply how many keys had a value. At most 10,000 keys are read for it."""
     @_builtins.property
     def header(self) -> Global___RequestHeader:
         """Optional requirements."""
@@ -702,10 +791,11 @@ class DeleteRangeRequest(_message.Message):
         range: Global___KeyRange | None = ...,
         all: _builtins.bool = ...,
         durability: Global___Durability.ValueType = ...,
+        count_deleted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "range", b"range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "durability", b"durability", "header", b"header", "range", b"range"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "count_deleted", b"count_deleted", "durability", b"durability", "header", b"header", "range", b"range"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -719,8 +809,16 @@ class DeleteRangeReply(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    DELETED_MORE_FIELD_NUMBER: _builtins.int
     durability: Global___Durability.ValueType
     """The durability that was reached when this reply was sent."""
+    deleted: _builtins.int
+    """Keys of the range that had a value before. Not set unless the request asks for it."""
+    deleted_more: _builtins.bool
+    """True: there may have been more than `deleted`, since counting ended after 10,000 keys, those
+    that were deleted or expired before included.
+    """
     @_builtins.property
     def header(self) -> Global___ReplyHeader:
         """Its sequence number, and the WAL object that holds it."""
@@ -730,12 +828,16 @@ class DeleteRangeReply(_message.Message):
         *,
         header: Global___ReplyHeader | None = ...,
         durability: Global___Durability.ValueType = ...,
+        deleted: _builtins.int | None = ...,
+        deleted_more: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deleted", b"_deleted", "deleted", b"deleted", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deleted", b"_deleted", "deleted", b"deleted", "deleted_more", b"deleted_more", "durability", b"durability", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__deleted: _TypeAlias = _typing.Literal["deleted"]  # noqa: Y015
+    _WhichOneofArgType__deleted: _TypeAlias = _typing.Literal["_deleted", b"_deleted"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deleted) -> _WhichOneofReturnType__deleted | None: ...
 
 Global___DeleteRangeReply: _TypeAlias = DeleteRangeReply  # noqa: Y015
 
@@ -749,6 +851,7 @@ class Change(_message.Message):
     DELETE_FIELD_NUMBER: _builtins.int
     DELETE_RANGE_FIELD_NUMBER: _builtins.int
     ADD_FIELD_NUMBER: _builtins.int
+    TOUCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def put(self) -> Global___PutChange:
         """Set a key."""
@@ -765,6 +868,10 @@ class Change(_message.Message):
     def add(self) -> Global___AddChange:
         """Add to a counter."""
 
+    @_builtins.property
+    def touch(self) -> Global___TouchChange:
+        """Change when a value expires."""
+
     def __init__(
         self,
         *,
@@ -772,12 +879,13 @@ class Change(_message.Message):
         delete: Global___DeleteChange | None = ...,
         delete_range: Global___DeleteRangeChange | None = ...,
         add: Global___AddChange | None = ...,
+        touch: Global___TouchChange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "change", b"change", "delete", b"delete", "delete_range", b"delete_range", "put", b"put"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "change", b"change", "delete", b"delete", "delete_range", b"delete_range", "put", b"put", "touch", b"touch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "change", b"change", "delete", b"delete", "delete_range", b"delete_range", "put", b"put"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "change", b"change", "delete", b"delete", "delete_range", b"delete_range", "put", b"put", "touch", b"touch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["put", "delete", "delete_range", "add"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["put", "delete", "delete_range", "add", "touch"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -890,6 +998,34 @@ class AddChange(_message.Message):
 Global___AddChange: _TypeAlias = AddChange  # noqa: Y015
 
 @_typing.final
+class TouchChange(_message.Message):
+    """Changes when the value of a key expires, and not the value. A key without a value stays without
+    one. What is written is the value again, with a sequence number of its own: watches see a put.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    """The key. Required."""
+    ttl_ms: _builtins.int
+    """The value expires after this many milliseconds, as in `PutRequest`. 0: never."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchChange: _TypeAlias = TouchChange  # noqa: Y015
+
+@_typing.final
 class WriteRequest(_message.Message):
     """Applies many changes atomically."""
 
@@ -906,8 +1042,8 @@ class WriteRequest(_message.Message):
 
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Change]:
-        """1 to 10,000 changes (server setting `batch_count_max`), applied in this order: an `add` sees
-        the changes before it, and when a key is changed more than once the last change wins. At most
+        """1 to 10,000 changes (server setting `batch_count_max`), applied in this order: an `add` or
+        `touch` sees the changes before it, and when a key is changed more than once the last change wins. At most
         64 MiB of keys and values (`batch_bytes_max`) and 100 range deletes.
         """
 
@@ -1128,8 +1264,11 @@ class TxnResult(_message.Message):
 
     GET_FIELD_NUMBER: _builtins.int
     COUNTER_FIELD_NUMBER: _builtins.int
+    TOUCHED_FIELD_NUMBER: _builtins.int
     counter: _builtins.int
     """Result of an add: the new value of the counter."""
+    touched: _builtins.bool
+    """Result of a touch: whether the key has a value."""
     @_builtins.property
     def get(self) -> Global___GetReply:
         """Result of a get; without a header. All gets together: at most 3.5 MiB."""
@@ -1139,12 +1278,13 @@ class TxnResult(_message.Message):
         *,
         get: Global___GetReply | None = ...,
         counter: _builtins.int = ...,
+        touched: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "get", b"get", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "get", b"get", "result", b"result", "touched", b"touched"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "get", b"get", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "get", b"get", "result", b"result", "touched", b"touched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["get", "counter"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["get", "counter", "touched"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

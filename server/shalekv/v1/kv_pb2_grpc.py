@@ -60,6 +60,11 @@ class KVStub:
                 request_serializer=shalekv_dot_v1_dot_kv__pb2.DeleteRangeRequest.SerializeToString,
                 response_deserializer=shalekv_dot_v1_dot_kv__pb2.DeleteRangeReply.FromString,
                 _registered_method=True)
+        self.Count = channel.unary_unary(
+                '/shalekv.v1.KV/Count',
+                request_serializer=shalekv_dot_v1_dot_kv__pb2.CountRequest.SerializeToString,
+                response_deserializer=shalekv_dot_v1_dot_kv__pb2.CountReply.FromString,
+                _registered_method=True)
         self.Write = channel.unary_unary(
                 '/shalekv.v1.KV/Write',
                 request_serializer=shalekv_dot_v1_dot_kv__pb2.WriteRequest.SerializeToString,
@@ -121,6 +126,13 @@ class KVServicer:
 
     def DeleteRange(self, request, context):
         """Deletes all keys of a range in one commit, at a cost that does not depend on their number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Count(self, request, context):
+        """Counts the keys of a range at one view, without sending them. Its cost grows with the range.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,6 +211,11 @@ def add_KVServicer_to_server(servicer, server):
                     servicer.DeleteRange,
                     request_deserializer=shalekv_dot_v1_dot_kv__pb2.DeleteRangeRequest.FromString,
                     response_serializer=shalekv_dot_v1_dot_kv__pb2.DeleteRangeReply.SerializeToString,
+            ),
+            'Count': grpc.unary_unary_rpc_method_handler(
+                    servicer.Count,
+                    request_deserializer=shalekv_dot_v1_dot_kv__pb2.CountRequest.FromString,
+                    response_serializer=shalekv_dot_v1_dot_kv__pb2.CountReply.SerializeToString,
             ),
             'Write': grpc.unary_unary_rpc_method_handler(
                     servicer.Write,
@@ -362,6 +379,33 @@ class KV:
             '/shalekv.v1.KV/DeleteRange',
             shalekv_dot_v1_dot_kv__pb2.DeleteRangeRequest.SerializeToString,
             shalekv_dot_v1_dot_kv__pb2.DeleteRangeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Count(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shalekv.v1.KV/Count',
+            shalekv_dot_v1_dot_kv__pb2.CountRequest.SerializeToString,
+            shalekv_dot_v1_dot_kv__pb2.CountReply.FromString,
             options,
             channel_credentials,
             insecure,

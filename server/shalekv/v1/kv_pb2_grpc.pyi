@@ -39,6 +39,8 @@ class KVStub:
     """Deletes one key. Deleting a key that does not exist succeeds."""
     DeleteRange: _aio.UnaryUnaryMultiCallable[_kv_pb2.DeleteRangeRequest, _kv_pb2.DeleteRangeReply]
     """Deletes all keys of a range in one commit, at a cost that does not depend on their number."""
+    Count: _aio.UnaryUnaryMultiCallable[_kv_pb2.CountRequest, _kv_pb2.CountReply]
+    """Counts the keys of a range at one view, without sending them. Its cost grows with the range."""
     Write: _aio.UnaryUnaryMultiCallable[_kv_pb2.WriteRequest, _kv_pb2.WriteReply]
     """Applies many changes in one commit: all of them or none."""
     Txn: _aio.UnaryUnaryMultiCallable[_kv_pb2.TxnRequest, _kv_pb2.TxnReply]
@@ -106,6 +108,14 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_kv_pb2.DeleteRangeRequest, _abc.Awaitable[_kv_pb2.DeleteRangeReply]],
     ) -> _abc.Awaitable[_kv_pb2.DeleteRangeReply]:
         """Deletes all keys of a range in one commit, at a cost that does not depend on their number."""
+
+    @_abc_1.abstractmethod
+    def Count(
+        self,
+        request: _kv_pb2.CountRequest,
+        context: _aio.ServicerContext[_kv_pb2.CountRequest, _abc.Awaitable[_kv_pb2.CountReply]],
+    ) -> _abc.Awaitable[_kv_pb2.CountReply]:
+        """Counts the keys of a range at one view, without sending them. Its cost grows with the range."""
 
     @_abc_1.abstractmethod
     def Write(
