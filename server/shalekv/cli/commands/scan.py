@@ -18,7 +18,12 @@ from shalekv.cli.console.connection import (
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, encoding_options, json_field
-from shalekv.cli.console.options import RangeFlags, ReadOptions, range_options, read_options
+from shalekv.cli.console.options import (
+    RangeFlags,
+    ReadOptions,
+    prefix_and_range_options,
+    read_options,
+)
 from shalekv.cli.console.output import (
     TABLE_ROWS,
     Format,
@@ -37,7 +42,8 @@ Printer: TypeAlias = Callable[[Sequence[Entry]], None]
 
 _HELP = """Print keys and values in key order, from one consistent state.
 
-The range is --prefix, or from --start (included) to --end (excluded); without these, all keys.
+The keys are those that begin with PREFIX, or those from --start (included) to --end (excluded);
+without these, all keys.
 
 When a limit ends the scan early, stderr has a --page-token with which the same command continues in
 the same state; the server keeps it for a minute. Limits and format may differ in the next call, the
@@ -45,7 +51,7 @@ range must not.
 
 \b
 Examples:
-  shalekv scan --prefix 'GREEK SMALL LETTER A'
+  shalekv scan 'GREEK SMALL LETTER A'
   shalekv scan --start a --end b --limit 10
   shalekv scan --limit-bytes 1000000 --page-token TOKEN   the next million bytes
   shalekv scan --reverse --limit 1                 the last key
@@ -57,7 +63,7 @@ Examples:
 
 
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
-@range_options
+@prefix_and_range_options
 @click.option("--reverse", is_flag=True, help="Scan from the last key to the first.")
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="COUNT", help="Stop after this many entries."

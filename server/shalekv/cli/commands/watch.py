@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from shalekv.cli.console.connection import Target, exit_codes_of_calls, talk, target_options
-from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options, json_field
-from shalekv.cli.console.options import RangeArguments, RangeFlags, range_options
+from shalekv.cli.console.keys import Encoding, encoding_options, json_field
+from shalekv.cli.console.options import RangeArguments, RangeFlags, prefix_and_range_options
 from shalekv.cli.console.output import (
     Format,
     TablePrinter,
@@ -158,8 +158,7 @@ class _WatchOptions:
 
 
 @click.command(help=_HELP, epilog=exit_codes_of_calls(until_interrupted=True))
-@click.argument("prefix_word", metavar="[PREFIX]", required=False, default="")
-@range_options
+@prefix_and_range_options
 @click.option(
     "--from-seq",
     type=click.IntRange(min=1),
@@ -175,7 +174,6 @@ class _WatchOptions:
 @target_options
 def watch(  # noqa: PLR0913 (click passes each option by its name)
     *,
-    prefix_word: str,
     key_range: RangeFlags,
     from_seq: int | None,
     previous: bool,
@@ -187,11 +185,7 @@ def watch(  # noqa: PLR0913 (click passes each option by its name)
     target: Target,
 ) -> None:
     """Print commits until --limit or Ctrl-C."""
-    if prefix_word and key_range.is_given:
-        raise click.UsageError("PREFIX excludes --prefix, --start and --end")
     keys = key_range.decoded(encoding)
-    if prefix_word:
-        keys["prefix"] = argument_bytes(encoding, prefix_word, "PREFIX")
     options = _WatchOptions(keys, from_seq or 0, previous, consumer, limit)
     printer = EventPrinter(encoding, output_format, has_previous=previous, shows_progress=progress)
     run = _WatchRun(options, printer)

@@ -146,6 +146,7 @@ class RangeFlags:
     start: str
     end: str
     prefix: str
+    prefix_name: str = "--prefix"  # how the user gave the prefix, for errors
 
     @property
     def is_given(self) -> bool:
@@ -157,13 +158,25 @@ class RangeFlags:
         return {
             "start": argument_bytes(encoding, self.start, "--start"),
             "end": argument_bytes(encoding, self.end, "--end"),
-            "prefix": argument_bytes(encoding, self.prefix, "--prefix"),
+            "prefix": argument_bytes(encoding, self.prefix, self.prefix_name),
         }
 
 
 def range_options(command: CommandT) -> CommandT:
     """A decorator that adds --start, --end and --prefix, as the argument `key_range`."""
     command = grouped_options("key_range", ("start", "end", "prefix"), _range)(command)
+    return _range_flags(command)
+
+
+def prefix_and_range_options(command: CommandT) -> CommandT:
+    """As `range_options`, and adds the argument PREFIX, which is another way to write --prefix."""
+    names = ("prefix_word", "start", "end", "prefix")
+    command = grouped_options("key_range", names, _prefix_or_range)(command)
+    command = _range_flags(command)
+    return click.argument("prefix_word", metavar="[PREFIX]", required=False, default="")(command)
+
+
+def _range_flags(command: CommandT) -> CommandT:
     texts = {
         "prefix": "All keys that begin with this.",
         "end": "The end of the range; this key is excluded.",
@@ -178,6 +191,14 @@ def _range(*, start: str, end: str, prefix: str) -> RangeFlags:
     if prefix and (start or end):
         raise click.UsageError("--prefix excludes --start and --end")
     return RangeFlags(start, end, prefix)
+
+
+def _prefix_or_range(*, prefix_word: str, start: str, end: str, prefix: str) -> RangeFlags:
+    if prefix_word and (start or end or prefix):
+        raise click.UsageError("PREFIX excludes --prefix, --start and --end")
+    if prefix_word:
+        return RangeFlags("", "", prefix_word, "PREFIX")
+    return _range(start=start, end=end, prefix=prefix)
 
 
 def condition_options(command: CommandT) -> CommandT:
