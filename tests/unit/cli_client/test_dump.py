@@ -45,7 +45,7 @@ async def test_a_file_is_a_round_trip(
 ) -> None:
     """The name of the file decides format and compression, for dump and load."""
     path = tmp_path / name
-    assert (await run(dump, "--output", str(path))).exit_code == 0
+    assert (await run(dump, str(path))).exit_code == 0
     assert path.read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
     filled.state.data.clear()
     assert (await run(load, str(path))).exit_code == 0
@@ -58,7 +58,7 @@ async def test_a_pair_that_tsv_cannot_hold_is_refused(run: Run, tmp_path: Path) 
     """A pair that TSV cannot hold ends the dump without a file; the error has key and advice."""
     path = tmp_path / "a.tsv"
     path.write_bytes(b"before")
-    result = await run(dump, "--output", str(path))
+    result = await run(dump, str(path))
     assert result.exit_code == 2
     assert r"TSV cannot have the pair of key '\x00\xff'" in result.stderr
     assert "--escaped" in result.stderr
@@ -70,7 +70,7 @@ async def test_a_dump_that_breaks_off_leaves_no_file(
 ) -> None:
     """An interrupted dump leaves no file."""
     filled.state.scan_failure_after = 1
-    result = await run(dump, "--output", str(tmp_path / "a.ndjson.gz"))
+    result = await run(dump, str(tmp_path / "a.ndjson.gz"))
     assert result.exit_code == 11
     assert "made to fail" in result.stderr
     assert names(tmp_path) == []

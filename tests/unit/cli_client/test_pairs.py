@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -217,15 +218,25 @@ def test_expiry_is_kept(expire_at_ms: int | None, ttl_ms: int) -> None:
         ("a.jsonl.gz", NDJSON),
         ("a.csv.GZ", CSV),
         ("csv", None),
-        ("a.txt", None),
         ("a.gz", None),
+        ("a.2026-11-27", None),
+        ("a.1", None),
+        ("v1.0/a", None),
+        (".parquet", None),
         ("<stdin>", None),
         ("", None),
     ],
 )
 def test_names_determine_formats(name: str, file_format: FileFormat | None) -> None:
-    """The suffix of a file name gives the format, before the one of gzip."""
-    assert format_of_name(name) is file_format
+    """The extension of a file name gives the format, before the one of gzip."""
+    assert format_of_name(name, "--input-format") is file_format
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "x/a.TXT", "a.parquet.gz", "a.tsv.zst", "a.csv.7z"])
+def test_an_unknown_extension_is_refused(name: str) -> None:
+    """A file of another format is not taken for text; the error has the flag that overrides it."""
+    with pytest.raises(click.UsageError, match=r"known format.*\.tsv, .*\.gz.*use --input-format"):
+        format_of_name(name, "--input-format")
 
 
 CSV_ROWS = b'key,value\na,1\n"b\nb",2\nbad\n\nc,"3\r\n3"\nd,4\n'

@@ -34,9 +34,9 @@ CSV     A header names the columns key and value, unless options choose others.
 NDJSON  Each line is an object, as written by `shalekv dump` and `shalekv scan --format json`. The
         members key_hex, key_base64 and key_escaped are binary; expire_at_ms is kept.
 
-The format follows from the name of FILE (.tsv, .csv, .ndjson, .jsonl, optionally with .gz). Without
-a name, input whose first line begins with { and has no TAB is NDJSON, and other input is TSV. Gzip
-is decompressed.
+The format follows from the extension of FILE (.tsv, .csv, .ndjson, .jsonl, optionally with .gz);
+another one needs --input-format. Without an extension, input whose first line begins with { and has
+no TAB is NDJSON, and other input is TSV. Gzip is decompressed.
 
 It is safe to load a file again: the same rows lead to the same state. If several rows have the same
 key, the last one wins. The first bad row, the first batch that fails, or Ctrl-C (exit code 130)

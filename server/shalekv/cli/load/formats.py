@@ -85,10 +85,22 @@ def file_format_option(flag: str, text: str) -> Callable[[CommandT], CommandT]:
     )
 
 
-def format_of_name(name: str) -> FileFormat | None:
-    """The format by the suffix of a file name, with or without ``.gz`` behind it."""
+def format_of_name(name: str, flag: str) -> FileFormat | None:
+    """The format by the extension of a file name, with or without ``.gz`` behind it.
+
+    None: the name has no extension; numbers and dates behind a dot are none. An unknown one is a
+    usage error, which names the `flag` that chooses the format.
+    """
     path = PurePath(name.lower())
-    return _BY_SUFFIX.get(PurePath(path.stem).suffix if is_gzip_name(name) else path.suffix)
+    suffix = PurePath(path.stem).suffix if is_gzip_name(name) else path.suffix
+    letters = suffix.removeprefix(".")
+    if suffix not in _BY_SUFFIX and letters.isalnum() and not letters.isdigit():
+        known = ", ".join(_BY_SUFFIX)
+        raise click.UsageError(
+            f"{PurePath(name).name}: {suffix} is not the extension of a known format. Known are "
+            f"{known}, each also with {GZIP_SUFFIX}. To choose the format, use {flag}"
+        )
+    return _BY_SUFFIX.get(suffix)
 
 
 def is_gzip_name(name: str) -> bool:

@@ -44,6 +44,8 @@ STORE_OPTIONS: Mapping[str, str] = {
 }
 SWITCHES = frozenset({"path_style", "anonymous"})
 
+_FORMAT_FLAG = "--input-format"
+
 # Options without a meaning for a bulk load, which writes files and one commit.
 _WRITE_FLAGS = {
     "state_path": "--resume",
@@ -77,7 +79,8 @@ class InputFlags:
     def input_options(self, name: str, encoding: Encoding) -> InputOptions:
         """The options for reading a file called `name`."""
         columns = ColumnChoice(self.key_column, self.value_column, self.header, encoding)
-        return InputOptions(self.file_format or format_of_name(name), columns, self.ttl_ms or 0)
+        file_format = self.file_format or format_of_name(name, _FORMAT_FLAG)
+        return InputOptions(file_format, columns, self.ttl_ms or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def reading_options(command: CommandT) -> CommandT:
     for option in reversed(
         [
             file_format_option(
-                "--input-format",
+                _FORMAT_FLAG,
                 "The format of FILE.  [default: by its name or its first line]",
             ),
             click.option(
