@@ -5,140 +5,146 @@
 ...     found = await client.get(b"greeting")
 """
 
-from shalekv_client.admin import (
-    AccessGrant,
-    AccessPolicy,
-    AccessQuota,
-    AccessRole,
-    AccessRule,
-    AccessVerb,
-    CallerAccess,
-    Snapshot,
-)
-from shalekv_client.changes import (
-    Absent,
-    Add,
-    Batch,
-    Change,
-    Compare,
-    Condition,
-    Delete,
-    DeleteRange,
-    Exists,
-    Missing,
-    Operator,
-    Present,
-    Put,
-    RangeEmpty,
-    SeqEquals,
-    SeqIs,
-    ValueIs,
-)
-from shalekv_client.client import Client
-from shalekv_client.errors import (
-    Abandoned,
-    AccessUnknown,
-    Cancelled,
-    ClientClosed,
-    ConditionFailed,
-    ConnectionLost,
-    CounterOverflow,
-    DeadlineExceeded,
-    DeadlinePassed,
-    ErrorDetails,
-    Fenced,
-    InvalidRequest,
-    KeyExpired,
-    KeyReused,
-    LeaseLost,
-    LoadUnknown,
-    NotACounter,
-    NotApplied,
-    NotSent,
-    NotTheWriter,
-    NoWriter,
-    OutcomeUnknown,
-    Overloaded,
-    PageExpired,
-    PermissionDenied,
-    PolicyChanged,
-    QuotaExceeded,
-    RangeTooCostly,
-    ReplyTooLarge,
-    SeqNotReached,
-    ServerFailed,
-    ShaleKVError,
-    SnapshotExists,
-    SnapshotNotFound,
-    Stopping,
-    StreamTooSlow,
-    TooStale,
-    Unauthenticated,
-    Unimplemented,
-    Unreachable,
-    WalCollected,
-    WatchTooSlow,
-    WrongDatabase,
-)
-from shalekv_client.ingest import Ingested
-from shalekv_client.operations import Get, TxnOperation
-from shalekv_client.policies import (
-    Consistency,
-    Durability,
-    ReadLevel,
-    ReadPolicy,
-    Role,
-    TlsOptions,
-    Wire,
-)
-from shalekv_client.results import (
-    Commit,
-    Entry,
-    ProcessRequests,
-    RequestKind,
-    Stats,
-    TxnResult,
-    Value,
-    View,
-)
-from shalekv_client.retry import IdempotencyKeys, RetryPolicy
-from shalekv_client.routing.tokens import InvalidToken, SessionToken
-from shalekv_client.scan import Scan
-from shalekv_client.session import Session
-from shalekv_client.status import (
-    AccessStatus,
-    CacheStatus,
-    CallStatus,
-    LevelsStatus,
-    LevelStatus,
-    ManifestStatus,
-    MemoryPart,
-    MemoryStatus,
-    MemtableStatus,
-    ProcessState,
-    ProcessStatus,
-    QuorumMemberStatus,
-    QuorumStatus,
-    ReaderState,
-    ReaderStatus,
-    Readiness,
-    ReadStatus,
-    SnapshotStatus,
-    Status,
-    StoreRequestStatus,
-    WalMode,
-    WatchStatus,
-    WriterStatus,
-)
-from shalekv_client.sync_client import SyncClient, SyncScan, SyncSession, SyncWatch
-from shalekv_client.watch import (
-    ChangeKind,
-    Watch,
-    WatchChange,
-    WatchCommit,
-    WatchEvent,
-    WatchProgress,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shalekv_client.admin import (
+        AccessGrant,
+        AccessPolicy,
+        AccessQuota,
+        AccessRole,
+        AccessRule,
+        AccessVerb,
+        CallerAccess,
+        Snapshot,
+    )
+    from shalekv_client.changes import (
+        Absent,
+        Add,
+        Batch,
+        Change,
+        Compare,
+        Condition,
+        Delete,
+        DeleteRange,
+        Exists,
+        Missing,
+        Operator,
+        Present,
+        Put,
+        RangeEmpty,
+        SeqEquals,
+        SeqIs,
+        ValueIs,
+    )
+    from shalekv_client.client import Client
+    from shalekv_client.errors import (
+        Abandoned,
+        AccessUnknown,
+        Cancelled,
+        ClientClosed,
+        ConditionFailed,
+        ConnectionLost,
+        CounterOverflow,
+        DeadlineExceeded,
+        DeadlinePassed,
+        ErrorDetails,
+        Fenced,
+        InvalidRequest,
+        KeyExpired,
+        KeyReused,
+        LeaseLost,
+        LoadUnknown,
+        NotACounter,
+        NotApplied,
+        NotSent,
+        NotTheWriter,
+        NoWriter,
+        OutcomeUnknown,
+        Overloaded,
+        PageExpired,
+        PermissionDenied,
+        PolicyChanged,
+        QuotaExceeded,
+        RangeTooCostly,
+        ReplyTooLarge,
+        SeqNotReached,
+        ServerFailed,
+        ShaleKVError,
+        SnapshotExists,
+        SnapshotNotFound,
+        Stopping,
+        StreamTooSlow,
+        TooStale,
+        Unauthenticated,
+        Unimplemented,
+        Unreachable,
+        WalCollected,
+        WatchTooSlow,
+        WrongDatabase,
+    )
+    from shalekv_client.ingest import Ingested
+    from shalekv_client.operations import Get, TxnOperation
+    from shalekv_client.policies import (
+        Consistency,
+        Durability,
+        ReadLevel,
+        ReadPolicy,
+        Role,
+        TlsOptions,
+        Wire,
+    )
+    from shalekv_client.results import (
+        Commit,
+        Entry,
+        ProcessRequests,
+        RequestKind,
+        Stats,
+        TxnResult,
+        Value,
+        View,
+    )
+    from shalekv_client.retry import IdempotencyKeys, RetryPolicy
+    from shalekv_client.routing.tokens import InvalidToken, SessionToken
+    from shalekv_client.scan import Scan
+    from shalekv_client.session import Session
+    from shalekv_client.status import (
+        AccessStatus,
+        CacheStatus,
+        CallStatus,
+        LevelsStatus,
+        LevelStatus,
+        ManifestStatus,
+        MemoryPart,
+        MemoryStatus,
+        MemtableStatus,
+        ProcessState,
+        ProcessStatus,
+        QuorumMemberStatus,
+        QuorumStatus,
+        ReaderState,
+        ReaderStatus,
+        Readiness,
+        ReadStatus,
+        SnapshotStatus,
+        Status,
+        StoreRequestStatus,
+        WalMode,
+        WatchStatus,
+        WriterStatus,
+    )
+    from shalekv_client.sync_client import SyncClient, SyncScan, SyncSession, SyncWatch
+    from shalekv_client.watch import (
+        ChangeKind,
+        Watch,
+        WatchChange,
+        WatchCommit,
+        WatchEvent,
+        WatchProgress,
+    )
 
 __all__ = [
     "Abandoned",
@@ -268,3 +274,174 @@ __all__ = [
     "WriterStatus",
     "WrongDatabase",
 ]
+
+# The public names of each module, which is imported when one of them is first asked for: a program
+# loads what it uses, since all of it takes longer than reading a key.
+_NAMES = {
+    "admin": (
+        "AccessGrant",
+        "AccessPolicy",
+        "AccessQuota",
+        "AccessRole",
+        "AccessRule",
+        "AccessVerb",
+        "CallerAccess",
+        "Snapshot",
+    ),
+    "changes": (
+        "Absent",
+        "Add",
+        "Batch",
+        "Change",
+        "Compare",
+        "Condition",
+        "Delete",
+        "DeleteRange",
+        "Exists",
+        "Missing",
+        "Operator",
+        "Present",
+        "Put",
+        "RangeEmpty",
+        "SeqEquals",
+        "SeqIs",
+        "ValueIs",
+    ),
+    "client": ("Client",),
+    "errors": (
+        "Abandoned",
+        "AccessUnknown",
+        "Cancelled",
+        "ClientClosed",
+        "ConditionFailed",
+        "ConnectionLost",
+        "CounterOverflow",
+        "DeadlineExceeded",
+        "DeadlinePassed",
+        "ErrorDetails",
+        "Fenced",
+        "InvalidRequest",
+        "KeyExpired",
+        "KeyReused",
+        "LeaseLost",
+        "LoadUnknown",
+        "NotACounter",
+        "NotApplied",
+        "NotSent",
+        "NotTheWriter",
+        "NoWriter",
+        "OutcomeUnknown",
+        "Overloaded",
+        "PageExpired",
+        "PermissionDenied",
+        "PolicyChanged",
+        "QuotaExceeded",
+        "RangeTooCostly",
+        "ReplyTooLarge",
+        "SeqNotReached",
+        "ServerFailed",
+        "ShaleKVError",
+        "SnapshotExists",
+        "SnapshotNotFound",
+        "Stopping",
+        "StreamTooSlow",
+        "TooStale",
+        "Unauthenticated",
+        "Unimplemented",
+        "Unreachable",
+        "WalCollected",
+        "WatchTooSlow",
+        "WrongDatabase",
+    ),
+    "ingest": ("Ingested",),
+    "operations": (
+        "Get",
+        "TxnOperation",
+    ),
+    "policies": (
+        "Consistency",
+        "Durability",
+        "ReadLevel",
+        "ReadPolicy",
+        "Role",
+        "TlsOptions",
+        "Wire",
+    ),
+    "results": (
+        "Commit",
+        "Entry",
+        "ProcessRequests",
+        "RequestKind",
+        "Stats",
+        "TxnResult",
+        "Value",
+        "View",
+    ),
+    "retry": (
+        "IdempotencyKeys",
+        "RetryPolicy",
+    ),
+    "routing.tokens": (
+        "InvalidToken",
+        "SessionToken",
+    ),
+    "scan": ("Scan",),
+    "session": ("Session",),
+    "status": (
+        "AccessStatus",
+        "CacheStatus",
+        "CallStatus",
+        "LevelsStatus",
+        "LevelStatus",
+        "ManifestStatus",
+        "MemoryPart",
+        "MemoryStatus",
+        "MemtableStatus",
+        "ProcessState",
+        "ProcessStatus",
+        "QuorumMemberStatus",
+        "QuorumStatus",
+        "ReaderState",
+        "ReaderStatus",
+        "Readiness",
+        "ReadStatus",
+        "SnapshotStatus",
+        "Status",
+        "StoreRequestStatus",
+        "WalMode",
+        "WatchStatus",
+        "WriterStatus",
+    ),
+    "sync_client": (
+        "SyncClient",
+        "SyncScan",
+        "SyncSession",
+        "SyncWatch",
+    ),
+    "watch": (
+        "ChangeKind",
+        "Watch",
+        "WatchChange",
+        "WatchCommit",
+        "WatchEvent",
+        "WatchProgress",
+    ),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # with it, type checkers would accept every name
+
+    def __getattr__(name: str) -> Any:
+        """Import a module, or that of a public name (PEP 562), and keep the object."""
+        if name in _NAMES:
+            return import_module(f"{__name__}.{name}")
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names as well that nobody has asked for yet."""
+    return sorted({*globals(), *__all__})
