@@ -31,8 +31,8 @@ async def test_a_load_can_be_interrupted_while_it_waits(
             pass
         load.send(signal.SIGINT)
         assert await load.exited() == 130, load.report()
-        certain = "Lines 1 to 1,000 are stored for certain"
-        unknown = "No line is stored for certain, and for 1,000 rows it is not known"
+        certain = "Lines 1 to 1,000 are stored"
+        unknown = "Possibly nothing was stored; for 1,000 rows it is not known"
         assert load.stderr() in {
             f"Interrupted. {said}. Loading again is safe.\n" for said in (certain, unknown)
         }

@@ -65,22 +65,23 @@ class Reason(enum.StrEnum):
     """The reason why an object is kept, or may be deleted."""
 
     # The object is kept.
-    CURRENT = "current manifest"
-    SNAPSHOT = "pinned by snapshot"
-    LEASE = "leased"
-    PENDING_LOAD = "pending load"
+    CURRENT = "part of the current state"
+    SNAPSHOT = "kept by a snapshot"
+    LEASE = "kept by a lease"
+    PENDING_LOAD = "part of a load that is not committed"
     FENCE = "fence"
-    NOT_BELOW_C = "not below c"
-    RETAINED = "wal retention"
+    NOT_BELOW_C = "not yet merged into the levels"
+    LAST_MERGED = "last one merged into the levels"
+    RETAINED = "merged, kept for watches (--wal-retention-s)"
     POLICY = "access policy"
-    YOUNG = "not old enough"
-    YOUNG_FOREIGN = "not ours, not old enough"
+    YOUNG = "not needed, too young to delete"
+    YOUNG_FOREIGN = "not made by ShaleKV, too young to delete"
 
     # The object may be deleted.
-    INACTIVE = "inactive manifest"
-    BELOW_C = "below c"
-    UNREACHABLE = "unreachable"
-    OLD_FOREIGN = "not ours"
+    INACTIVE = "older manifest"
+    BELOW_C = "merged into the levels"
+    UNREACHABLE = "not needed"
+    OLD_FOREIGN = "not made by ShaleKV"
 
 
 _DELETABLE = frozenset(
@@ -104,6 +105,9 @@ class RetentionVerdict:
     def may_delete(self) -> bool:
         """Return whether the object may be deleted."""
         return self.reason in _DELETABLE
+
+
+_LAST_MERGED = RetentionVerdict(Reason.LAST_MERGED, "readers and writers begin there")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +244,7 @@ class Retention:
         self._manifests = _kept_manifests(manifest)
         self._ssts = _kept_ssts(manifest, by_id)
         self._wal = _wal_holds(manifest, by_id)
+        self._last_merged = by_id[manifest.manifest_id].wal_id_last_compacted
         self._retained = retained
 
     def judge(self, listed: Listed) -> RetentionVerdict:
@@ -267,11 +272,11 @@ class Retention:
         number = listed.number or 0
         for hold in self._wal:
             if number >= hold.first:
-                return hold.verdict
+                return _LAST_MERGED if number == self._last_merged else hold.verdict
         if self._retained is not None and number >= self._retained:
             return RetentionVerdict(Reason.RETAINED)
         if listed.name in self._fences:
-            return RetentionVerdict(Reason.FENCE, "keeps stalled writers out")
+            return RetentionVerdict(Reason.FENCE, "keeps older writers out")
         return _unless_young(listed, self._sst_cutoff_ms, Reason.BELOW_C)
 
     def _judge_sst(self, listed: Listed) -> RetentionVerdict:
@@ -317,7 +322,7 @@ def _unless_young(listed: Listed, cutoff_ms: int, deletable: Reason) -> Retentio
     if listed.modified_ms < cutoff_ms:
         return RetentionVerdict(deletable)
     moment = datetime.fromtimestamp(cutoff_ms / 1_000, UTC).isoformat(timespec="milliseconds")
-    return RetentionVerdict(Reason.YOUNG, f"the cutoff is {moment}")
+    return RetentionVerdict(Reason.YOUNG, f"only what is older than {moment}")
 
 
 def _pinned(manifest: Manifest, *, with_wal: bool = False) -> Iterator[tuple[int, str]]:
@@ -373,11 +378,11 @@ class _WalHold:
 def _wal_holds(manifest: Manifest, by_id: dict[int, LiveObjects]) -> tuple[_WalHold, _WalHold]:
     """Return the hold of the current manifest, and the hold that keeps most."""
     own = by_id[manifest.manifest_id]
-    current = _WalHold(own.first_wal_id, RetentionVerdict(Reason.NOT_BELOW_C, _c_of(own)))
+    current = _WalHold(own.first_wal_id, RetentionVerdict(Reason.NOT_BELOW_C, _merged_text(own)))
     others = [current]
     for manifest_id, detail in _pinned(manifest, with_wal=True):
         live = by_id[manifest_id]
-        verdict = RetentionVerdict(Reason.NOT_BELOW_C, f"{_c_of(live)}, snapshot {detail}")
+        verdict = RetentionVerdict(Reason.NOT_BELOW_C, f"{_merged_text(live)} in snapshot {detail}")
         others.append(_WalHold(live.first_wal_id, verdict))
     others += [
         _WalHold(lease.wal_id_min, RetentionVerdict(Reason.LEASE, lease.holder))
@@ -387,9 +392,9 @@ def _wal_holds(manifest: Manifest, by_id: dict[int, LiveObjects]) -> tuple[_WalH
     return current, min(others, key=lambda hold: hold.first)
 
 
-def _c_of(live: LiveObjects) -> str:
-    c = "none" if live.wal_id_last_compacted is None else str(live.wal_id_last_compacted)
-    return f"c is {c} in manifest {live.manifest_id}"
+def _merged_text(live: LiveObjects) -> str:
+    c = live.wal_id_last_compacted
+    return "nothing is merged yet" if c is None else f"merged up to WAL {c}"
 
 
 def is_lease_expired(lease: Lease, now_s: float) -> bool:

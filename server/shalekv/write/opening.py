@@ -242,7 +242,8 @@ class _OpeningExecutor:
     ) -> RecoveredLog:
         """Carry out the last two effects, which build what the writer starts from."""
         run, time = self._opening.run, self._opening_snapshot.time
-        log.info("older writers fenced", first=run.first, width=run.width)
+        if self._opening.own.epoch > 1:  # else there was no writer before
+            log.info("older writers fenced", first_wal_id=run.first, fences=run.width)
         replayed = await replay_log(
             self._store, manifest, effect.slots.stop, self._settings, self._opening_snapshot
         )

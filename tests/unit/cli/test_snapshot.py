@@ -87,8 +87,8 @@ def test_an_unfit_store_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\N{BALLOT X} failed      create-races" in table
     assert "\N{CHECK MARK} passed      list-order" in table
     assert "\N{BALLOT X} second-create: create verify/" in below
-    assert "  Lost with it: one winner per slot of the log" in below
-    assert "is unfit: it fails create-races, second-create, " in result.stderr
+    assert "  A database would lose: one winner per slot of the log" in below
+    assert "cannot hold a database: it fails create-races, second-create, " in result.stderr
     rows = run_on(IgnoresConditions, monkeypatch, "--format", "json").stdout.splitlines()
     failed = [row for row in map(json.loads, rows) if row["result"] == "failed"]
     assert [row["check"] for row in failed] == ["create-races", "second-create", "large-object"]

@@ -78,8 +78,8 @@ RULES: dict[str, list[tuple[Manifest, list[Manifest], Listed, Reason, str | None
         (UNRAISED, [], manifest_object(8, CUTOFF_MS - 1), Reason.INACTIVE, None),
     ],
     "WAL objects below c go; readers take the writer's epoch from c itself": [
-        (CURRENT, [], wal_object(6, 0), Reason.NOT_BELOW_C, "c is 5 in manifest 9"),
-        (CURRENT, [], wal_object(5, 0), Reason.NOT_BELOW_C, None),
+        (CURRENT, [], wal_object(6, 0), Reason.NOT_BELOW_C, "merged up to WAL 5"),
+        (CURRENT, [], wal_object(5, 0), Reason.LAST_MERGED, None),
         (CURRENT, [], wal_object(4, 0), Reason.BELOW_C, None),
         (CURRENT, [], wal_object(4, CUTOFF_MS), Reason.YOUNG, None),
         (CURRENT, [], wal_object(4, CUTOFF_MS - 1), Reason.BELOW_C, None),
@@ -87,10 +87,10 @@ RULES: dict[str, list[tuple[Manifest, list[Manifest], Listed, Reason, str | None
     "a snapshot keeps the WAL from its own c on": [
         (
             *(PINNING, [OLDER], wal_object(2), Reason.NOT_BELOW_C),
-            f"c is 2 in manifest 4, snapshot {NIGHTLY}",
+            f"merged up to WAL 2 in snapshot {NIGHTLY}",
         ),
         (PINNING, [OLDER], wal_object(1), Reason.BELOW_C, None),
-        (PINNING, [OLDER], wal_object(5), Reason.NOT_BELOW_C, "c is 5 in manifest 9"),
+        (PINNING, [OLDER], wal_object(6), Reason.NOT_BELOW_C, "merged up to WAL 5"),
     ],
     "a lease keeps the WAL that it reads": [
         (LEASED, [], wal_object(3), Reason.LEASE, "compactor of here"),

@@ -181,7 +181,7 @@ def _rows(
                 listed.name,
                 listed.size_bytes,
                 modified.isoformat(timespec="milliseconds"),
-                "goes" if verdict.may_delete else "stays",
+                "deleted" if verdict.may_delete else "kept",
                 verdict.reason.value,
                 verdict.detail,
             )

@@ -236,22 +236,22 @@ def _print_sections(found: LevelsFound, encoding: Encoding) -> None:
         rows.append(("all", *total.values(), None, None, None, None))
     print_rows(Format.TABLE, LEVEL_COLUMNS, rows)
     print_line(
-        f"\nNot compacted: {counted(waiting['wal_objects'], 'WAL object')}, "
+        f"\nNot yet merged into the levels: {counted(waiting['wal_objects'], 'WAL object')}, "
         f"{waiting['size_bytes']:,} bytes."
     )
     if rows:
         print_line(
-            f"A lookup of a key searches at most {counted(record['read_amplification'], 'SST')}; "
-            f"at most {counted(record['l0_overlap'], 'SST')} of level 0 overlap at one key."
+            f"Reading a key opens at most {counted(record['read_amplification'], 'SST')} "
+            f"({record['l0_overlap']} in level 0)."
         )
-        print_line(f"Space amplification: {record['space_amplification']}.")
+        print_line(f"Space amplification: {record['space_amplification']}")
     for origin in record["origins"]:
         where = origin["url"] or f"as SSTs of database {origin['database_id']}"
         ssts, size_bytes = counted(origin["ssts"], "SST"), origin["size_bytes"]
         print_line(f"Shared with another database: {ssts} of {size_bytes:,} bytes, {where}.")
     if record["snapshots"]:
-        print_line("\nSnapshots, and the bytes that they keep beyond the current manifest:")
+        print_line("\nSnapshots, and the bytes that are kept only for them:")
         print_rows(Format.TABLE, SNAPSHOT_COLUMNS, map(_snapshot_row, found.pinned))
     if found.unnamed:
-        print_line("\nObjects that nothing refers to and no lease protects:")
+        print_line("\nObjects that nothing needs; the next collections delete them:")
         print_rows(Format.TABLE, ("object", "size_bytes"), sorted(found.unnamed.items()))

@@ -40,7 +40,7 @@ _SHOWN = ("result", "check", "proves")  # columns of a table; findings are print
 _DEFAULT = Effort()
 _MARKS = {
     "passed": "\N{CHECK MARK}",
-    "told": "\N{CHECK MARK}",
+    "not offered": "\N{CHECK MARK}",
     "failed": "\N{BALLOT X}",
     "unanswered": "?",
 }
@@ -55,8 +55,8 @@ _NOT_NEEDED = (
 _HELP = f"""Test whether a store can hold a database, by checking the guarantees that it needs.
 
 A store that accepts conditional requests but ignores the conditions loses data without an error.
-Each line is a passed check, or the finding and the guarantee that is lost. The result "told" marks
-an optional guarantee that this store does not give.
+Each line is a passed check, or the finding and the guarantee that is lost. The result "not offered"
+marks an optional guarantee that this store does not give, and that no database needs.
 
 About 2,000 requests are sent. They use the folder {FOLDER} beside those of a database, which may be
 in use meanwhile, and delete their objects at the end. With --cas two_phase the transactional store
@@ -173,7 +173,7 @@ def _print(findings: Sequence[CheckResult], output_format: Format) -> None:
                 if result not in {"passed", "not needed"}:
                     print_line(f"\n{_MARKS[result]} {check}: {found}")
                 if result == "failed":
-                    print_line(f"  Lost with it: {lost}.")
+                    print_line(f"  A database would lose: {lost}.")
         case Format.JSON:
             for row in rows:
                 print_json(dict(zip(COLUMNS, row, strict=True)))
@@ -192,7 +192,7 @@ def _result(verdict: Verdict) -> tuple[str, str]:
         case CheckPassed(seen):
             return "passed", seen
         case NotOffered(remark):
-            return "told", remark
+            return "not offered", remark
         case CheckFailed(problem):
             return "failed", problem
         case Unanswered(problem):
@@ -204,7 +204,7 @@ def _judged(findings: Sequence[CheckResult]) -> tuple[bool, str]:
     failed = [f.check.name for f in findings if isinstance(f.verdict, CheckFailed)]
     unanswered = [f.check.name for f in findings if isinstance(f.verdict, Unanswered)]
     if failed:
-        return False, f"is unfit: it fails {', '.join(failed)}"
+        return False, f"cannot hold a database: it fails {', '.join(failed)}"
     if unanswered:
-        return False, f"is not proven fit: it did not answer {', '.join(unanswered)}"
-    return True, f"is fit: it gives the guarantees of {counted(len(findings), 'check')}"
+        return False, f"was not tested to the end: it did not answer {', '.join(unanswered)}"
+    return True, f"is fit for a database: it passed {counted(len(findings), 'check')}"

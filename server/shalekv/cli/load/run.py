@@ -201,18 +201,18 @@ def totals(account: Account, elapsed_s: float) -> str:
 
 def certain(account: Account) -> str:
     """Format the position up to which everything is stored, and what is known beyond it."""
+    unknown, ahead = account.unknown_rows, counted(account.rows_ahead, "row")
     match account.position.line:
+        case 0 if account.rows_ahead:
+            stored = f"{ahead} are stored, but not the first ones"
         case 0:
-            parts = ["No line is stored for certain"]
-        case 1:
-            parts = ["Line 1 is stored for certain"]
+            stored = "Possibly nothing was stored" if unknown else "Nothing was stored"
         case line:
-            parts = [f"Lines 1 to {line:,} are stored for certain"]
-    if account.rows_ahead:
-        parts.append(f"and {counted(account.rows_ahead, 'row')} after them")
-    if account.unknown_rows:
-        parts.append(f"and for {counted(account.unknown_rows, 'row')} it is not known")
-    return ", ".join(parts) + ". Loading again is safe."
+            lines = "Line 1 is" if line == 1 else f"Lines 1 to {line:,} are"
+            stored = f"{lines} stored" + (f", and {ahead} after them" if account.rows_ahead else "")
+    if unknown:
+        stored += f"; for {counted(unknown, 'row')} it is not known"
+    return f"{stored}. Loading again is safe."
 
 
 def report_failure(account: Account) -> None:

@@ -104,7 +104,7 @@ def orphans(active: ActiveManifestSet, listed: dict[str, int]) -> Iterator[Findi
         sst_id = parse_level_name(name)
         if sst_id is not None and (sst_id in named or active.protects(sst_id)):
             continue
-        problem = f"{size_bytes} bytes that nothing names, and no lease protects"
+        problem = f"{size_bytes} bytes that nothing needs: a collection deletes them"
         yield Finding(name, FindingKind.ORPHAN, problem)
 
 
