@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from shalekv.v1 import kv_pb2
-from shalekv_client import Client, ConditionFailed, OutcomeUnknown, RetryPolicy, SeqEquals
+from shalekv_client import Client, ConditionFailed, OutcomeUnknown, RetryPolicy, SeqIs
 from tests.kit.processes.deaf_proxy import deaf_proxy
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.stubs import kv_stub
@@ -43,7 +43,7 @@ async def test_every_write_is_applied_once(processes: Processes, tmp_path: Path)
         for number in range(ADDS_EACH):
             counts.append(await client.add(b"n"))
             # Applied twice, the second time would fail, since it changes what it demands.
-            seq = (await client.put(own, b"%d" % number, condition=SeqEquals(seq))).seq
+            seq = (await client.put(own, b"%d" % number, condition=SeqIs(seq=seq))).seq
             seqs.append(seq)
 
     async with asyncio.timeout(DEADLINE_S):

@@ -12,7 +12,7 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import L0
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.v1 import admin_pb2, admin_pb2_grpc
-from shalekv_client import Absent, Client, ConditionFailed, Put, SeqEquals
+from shalekv_client import Client, ConditionFailed, Missing, Put, SeqIs
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
@@ -74,9 +74,9 @@ async def test_files_are_loaded_once_and_for_good(processes: Processes, tmp_path
         assert not first.already_applied
         await check(server, expected)
         with pytest.raises(ConditionFailed):
-            await client.put(b"k011", b"", condition=Absent())
-        await client.put(b"k007", b"newer", condition=Absent())
-        await client.put(b"k012", b"newer", condition=SeqEquals(first.header.seq))
+            await client.put(b"k011", b"", condition=Missing())
+        await client.put(b"k007", b"newer", condition=Missing())
+        await client.put(b"k012", b"newer", condition=SeqIs(seq=first.header.seq))
         expected |= {b"k007": b"newer", b"k012": b"newer"}
         again = await ingest(server, infos)
         assert (again.already_applied, again.header.seq) == (True, first.header.seq)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from shalekv_client import (
-    Absent,
     Client,
     ConditionFailed,
     DeadlinePassed,
+    Missing,
     NoWriter,
     OutcomeUnknown,
 )
@@ -79,7 +79,7 @@ class Load:
             key = b"%d/%06d" % (task, number)
             number += 1
             try:
-                await self.client.put(key, key, condition=Absent(), timeout_ms=120_000)
+                await self.client.put(key, key, condition=Missing(), timeout_ms=120_000)
             except ConditionFailed as error:
                 raise AssertionError(f"{key!r} was written twice") from error
             self.acknowledged.append(key)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from shalekv.format import names
 from shalekv.protocol.manifest import L0
-from shalekv_client import Absent, Client, ConditionFailed, NotApplied, Put, RangeEmpty, Scan
+from shalekv_client import Client, ConditionFailed, Missing, NotApplied, Put, RangeEmpty, Scan
 from tests.kit.processes.cluster import ALONE, LIFE_S, Cluster
 from tests.kit.processes.load import ONE_ATTEMPT, TIMEOUT_MS
 from tests.kit.processes.processes import Processes
@@ -57,7 +57,7 @@ async def test_servers_that_were_paused_past_their_snapshots_answer_nothing_wron
             assert pages[0] == pages[2] == [_key(number) for number in range(PAGE)]
 
             def insert() -> Awaitable[object]:
-                return client.put(_key(0), b"", condition=Absent())
+                return client.put(_key(0), b"", condition=Missing())
 
             def insert_if_none() -> Awaitable[object]:
                 return client.txn([RangeEmpty(prefix=b"k")], [Put(_key(0), b"")])

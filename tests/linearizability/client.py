@@ -124,9 +124,9 @@ def _condition(operation: Operation) -> api.Condition | None:
         case ():
             return None
         case (Exists(_, wanted),):
-            return api.Present() if wanted else api.Absent()
+            return api.Exists() if wanted else api.Missing()
         case (SeqIs(_, seq),):
-            return api.SeqEquals(seq)
+            return api.SeqIs(seq=seq)
         case _:
             raise AssertionError(f"no condition: {operation}")
 
@@ -136,7 +136,7 @@ def _compare(test: Test) -> api.Compare:
         case Exists(key, wanted):
             return api.Exists(key) if wanted else api.Missing(key)
         case SeqIs(key, seq):
-            return api.SeqIs(key, seq)
+            return api.SeqIs(key, seq=seq)
         case _:
             return api.ValueIs(test.key, test.value)
 

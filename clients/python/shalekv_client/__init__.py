@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         Snapshot,
     )
     from shalekv_client.changes import (
-        Absent,
         Add,
         Batch,
         Change,
@@ -33,10 +32,8 @@ if TYPE_CHECKING:
         Exists,
         Missing,
         Operator,
-        Present,
         Put,
         RangeEmpty,
-        SeqEquals,
         SeqIs,
         ValueIs,
     )
@@ -148,7 +145,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Abandoned",
-    "Absent",
     "AccessGrant",
     "AccessPolicy",
     "AccessQuota",
@@ -210,7 +206,6 @@ __all__ = [
     "PageExpired",
     "PermissionDenied",
     "PolicyChanged",
-    "Present",
     "ProcessRequests",
     "ProcessState",
     "ProcessStatus",
@@ -231,7 +226,6 @@ __all__ = [
     "RetryPolicy",
     "Role",
     "Scan",
-    "SeqEquals",
     "SeqIs",
     "SeqNotReached",
     "ServerFailed",
@@ -289,7 +283,6 @@ _NAMES = {
         "Snapshot",
     ),
     "changes": (
-        "Absent",
         "Add",
         "Batch",
         "Change",
@@ -300,10 +293,8 @@ _NAMES = {
         "Exists",
         "Missing",
         "Operator",
-        "Present",
         "Put",
         "RangeEmpty",
-        "SeqEquals",
         "SeqIs",
         "ValueIs",
     ),
@@ -429,6 +420,9 @@ _NAMES = {
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
+# Delete this with the release after 0.8.
+_RENAMED = {"Absent": "Missing()", "Present": "Exists()", "SeqEquals": "SeqIs(seq=...)"}
+
 
 if not TYPE_CHECKING:  # with it, type checkers would accept every name
 
@@ -436,6 +430,8 @@ if not TYPE_CHECKING:  # with it, type checkers would accept every name
         """Import a module, or that of a public name (PEP 562), and keep the object."""
         if name in _NAMES:
             return import_module(f"{__name__}.{name}")
+        if name in _RENAMED:  # an AttributeError would become an ImportError without this text
+            raise ImportError(f"{name} is {_RENAMED[name]} since shalekv_client 0.8")
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,14 +1,15 @@
 """The changes of writes, and their conditions.
 
 Changes are puts, deletes, range deletes and additions to counters, alone or many in one commit.
-Conditions belong to a put or a delete, comparisons to a transaction.
+Conditions belong to a put or a delete, whose key they are about, or to a transaction, where they
+name their key.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, TypeAlias
 
 from shalekv.v1 import kv_pb2
@@ -129,26 +130,6 @@ def _size_bytes(change: Change) -> int:
             return len(start) + len(end) + len(prefix)
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """The key must have no value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """The key must have a value."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeqEquals:
-    """The value must be the one that the commit with this sequence number wrote."""
-
-    seq: int
-
-
-Condition: TypeAlias = Absent | Present | SeqEquals
-
-
 class Operator(enum.Enum):
     """Relation of the stored value to the given one. The numbers are those of the protocol."""
 
@@ -159,12 +140,29 @@ class Operator(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SeqIs:
-    """Compares the sequence number of the key's value; it is 0 when the key has none."""
+class Exists:
+    """The key has a value."""
 
-    key: bytes
-    seq: int
-    op: Operator = Operator.EQUAL
+    key: bytes = b""  # not given: that of the put or delete; a transaction needs it
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The key has no value."""
+
+    key: bytes = b""  # as in `Exists`
+
+
+@dataclass(frozen=True, slots=True)
+class SeqIs:
+    """The key's value is from the commit `seq`; 0: the key has no value.
+
+    In a transaction `op` may be another relation between the value's sequence number and `seq`.
+    """
+
+    key: bytes = b""  # as in `Exists`
+    seq: int = field(kw_only=True)
+    op: Operator = field(default=Operator.EQUAL, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,20 +175,6 @@ class ValueIs:
 
 
 @dataclass(frozen=True, slots=True)
-class Exists:
-    """The key has a value."""
-
-    key: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """The key has no value."""
-
-    key: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class RangeEmpty:
     """No key from `start` to `end` (exclusive), or with the prefix, has a value."""
 
@@ -199,24 +183,37 @@ class RangeEmpty:
     prefix: bytes = b""
 
 
-Compare: TypeAlias = SeqIs | ValueIs | Exists | Missing | RangeEmpty
+Condition: TypeAlias = Exists | Missing | SeqIs  # of a put, a delete, or a transaction
+Compare: TypeAlias = Condition | ValueIs | RangeEmpty  # of a transaction
 
 
-def precondition(condition: Condition) -> kv_pb2.Precondition:
-    """Encode a condition as a message."""
+def precondition(condition: Condition, key: bytes) -> kv_pb2.Precondition:
+    """Encode the condition of a put or delete of `key`.
+
+    Raises ValueError for one that only a transaction can have.
+    """
     match condition:
-        case Absent():
+        case Exists(other) | Missing(other) | SeqIs(other) if other not in {b"", key}:
+            raise ValueError(
+                f"a condition of a put or delete is about its own key, {key!r}, and not about "
+                f"{other!r}: use txn()"
+            )
+        case Missing() | SeqIs(seq=0, op=Operator.EQUAL):
             return kv_pb2.Precondition(absent=True)
-        case Present():
+        case Exists():
             return kv_pb2.Precondition(present=True)
-        case SeqEquals(seq):
+        case SeqIs(seq=seq, op=Operator.EQUAL):
             return kv_pb2.Precondition(seq_equals=seq)
+        case _:  # never None, which would write without a condition
+            raise ValueError(f"{condition!r} is no condition of a put or delete: use txn()")
 
 
 def comparison(compare: Compare) -> kv_pb2.Compare:
-    """Encode a comparison as a message."""
+    """Encode a condition of a transaction. Raises ValueError: it has no key."""
+    if not isinstance(compare, RangeEmpty) and not compare.key:
+        raise ValueError(f"{compare!r} has no key: in a transaction a condition needs one")
     match compare:
-        case SeqIs(key, seq, op):
+        case SeqIs(key, seq=seq, op=op):
             return kv_pb2.Compare(key=key, operator=_operator(op), seq=seq)
         case ValueIs(key, value, op):
             return kv_pb2.Compare(key=key, operator=_operator(op), value=value)

@@ -190,7 +190,7 @@ def put(
             value=value,
             ttl_ms=ttl_ms,
             durability=_wire(durability),
-            precondition=None if condition is None else precondition(condition),
+            precondition=None if condition is None else precondition(condition, key),
         )
         data = request.SerializeToString()
     else:
@@ -217,7 +217,7 @@ def delete(
         header=_write_header(idempotency_key),
         key=key,
         durability=_wire(durability),
-        precondition=None if condition is None else precondition(condition),
+        precondition=None if condition is None else precondition(condition, key),
     )
     return Operation(_DELETE, request.SerializeToString(), commit_of, bool(idempotency_key))
 

@@ -51,8 +51,8 @@ def test_every_line_of_the_notation() -> None:
     assert found.compares == (
         Exists(b"a"),
         Missing(b"b b"),
-        SeqIs(b"a", 12, Operator.EQUAL),
-        SeqIs(b"a", 0, Operator.NOT_EQUAL),
+        SeqIs(b"a", seq=12),
+        SeqIs(b"a", seq=0, op=Operator.NOT_EQUAL),
         ValueIs(b"a", b"x y", Operator.LESS),
         ValueIs(b"a", b"'", Operator.GREATER),
         RangeEmpty(prefix=b"p"),
@@ -98,6 +98,7 @@ def test_parts(text: str, parts: tuple[int, int, int]) -> None:
         ("exist a", "line 1: 'exist a' is no comparison; these are: exists KEY"),
         ("exists a\n\nputt a b", "line 3: 'putt a b' is no operation; these are: get KEY"),
         ("seq a = x", "is no comparison"),
+        ("exists ''", "'exists' needs a key"),
         ("seq a >= 1", "is no comparison"),
         ("empty", "is no comparison"),
         ("empty --end b --prefix a", "is no comparison"),

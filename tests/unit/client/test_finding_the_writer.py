@@ -9,11 +9,11 @@ import pytest
 from shalekv.errors import Fenced, IssuerUnavailable, Stopping
 from shalekv.v1 import kv_pb2
 from shalekv_client import (
-    Absent,
     AccessUnknown,
     Client,
     Commit,
     ConnectionLost,
+    Missing,
     NotTheWriter,
     NoWriter,
     RetryPolicy,
@@ -97,7 +97,7 @@ async def test_write_whose_reply_is_lost_is_applied_once_across_writers() -> Non
         async with Client(running.addresses, retry=QUICK) as client:
             old = running.writer
             old.state.failures.append(losing())
-            write = asyncio.create_task(client.put(b"k", b"v", condition=Absent()))
+            write = asyncio.create_task(client.put(b"k", b"v", condition=Missing()))
             await until_called(old, "Put")
             new = await running.take_over()
             old.state.role = kv_pb2.ROLE_READER  # it is not asked for writes any more

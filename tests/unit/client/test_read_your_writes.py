@@ -9,10 +9,10 @@ from shalekv_client import (
     Client,
     ConditionFailed,
     Durability,
-    Present,
+    Exists,
     ReadLevel,
     RetryPolicy,
-    SeqEquals,
+    SeqIs,
     SeqNotReached,
     SessionToken,
     WrongDatabase,
@@ -137,11 +137,11 @@ async def test_refused_condition_is_remembered() -> None:
             assert await client.get(b"k") is None
             await other.put(b"k", b"theirs")
             with pytest.raises(ConditionFailed):
-                await client.put(b"k", b"mine", condition=SeqEquals(99))
+                await client.put(b"k", b"mine", condition=SeqIs(seq=99))
             found = await client.get(b"k")
             assert found is not None
             assert found.value == b"theirs"
-            await client.put(b"k", b"mine", condition=Present())
+            await client.put(b"k", b"mine", condition=Exists())
 
 
 async def test_token_carries_over_to_another_client() -> None:

@@ -8,11 +8,11 @@ import pytest
 from shalekv.errors import Fenced, InvalidRequest, QueueFull, Stopping
 from shalekv.errors import OutcomeUnknown as ServerOutcomeUnknown
 from shalekv_client import (
-    Absent,
     Add,
     Batch,
     Client,
     ErrorDetails,
+    Missing,
     NotApplied,
     Overloaded,
     Put,
@@ -84,7 +84,7 @@ async def test_unknown_outcomes_are_settled_by_a_repeat(
         server.state.failures.append(HOWS[how])
         assert await client.add(b"n", 5) == 5
         server.state.failures.append(HOWS[how])
-        commit = await client.put(b"k", b"v", condition=Absent())
+        commit = await client.put(b"k", b"v", condition=Missing())
         server.state.failures.append(HOWS[how])
         assert (await client.txn([], [Add(b"n", 2), Put(b"x", b"y")])).results == (7, None)
     assert (commit.seq, server.state.seq) == (2, 3)

@@ -219,13 +219,15 @@ def _placed(
 
 
 def _compare(words: Sequence[str], decode: Callable[[str], bytes]) -> Compare:
+    if words[1:2] == [""]:
+        raise ValueError(f"'{words[0]}' needs a key, and this one is empty")
     match words:
         case ["exists", key]:
             return Exists(decode(key))
         case ["missing", key]:
             return Missing(decode(key))
         case ["seq", key, op, number] if op in OPERATORS and _is_number(number):
-            return SeqIs(decode(key), int(number), OPERATORS[op])
+            return SeqIs(decode(key), seq=int(number), op=OPERATORS[op])
         case ["value", key, op, value] if op in OPERATORS:
             return ValueIs(decode(key), decode(value), OPERATORS[op])
         case ["empty", *range_words] if is_range(range_words):

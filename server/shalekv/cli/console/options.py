@@ -13,12 +13,12 @@ from shalekv.cli.console.keys import Encoding, argument_bytes
 from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.units import duration
 from shalekv_client import (
-    Absent,
     Client,
     Condition,
-    Present,
+    Exists,
+    Missing,
     ReadLevel,
-    SeqEquals,
+    SeqIs,
     Snapshot,
     SnapshotNotFound,
 )
@@ -222,11 +222,11 @@ def condition_options(command: CommandT) -> CommandT:
 def _condition(*, if_absent: bool, if_present: bool, if_seq: int | None) -> Condition | None:
     given: list[Condition] = []
     if if_absent:
-        given.append(Absent())
+        given.append(Missing())
     if if_present:
-        given.append(Present())
+        given.append(Exists())
     if if_seq is not None:
-        given.append(SeqEquals(if_seq))
+        given.append(SeqIs(seq=if_seq))
     if len(given) > 1:
         raise click.UsageError("--if-absent, --if-present and --if-seq exclude each other")
     return given[0] if given else None
