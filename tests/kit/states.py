@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shalekv.errors import RangeTooCostly
 from shalekv.protocol.entry import NEVER_MS, NO_EXPIRY, Entry, KeyRange, Kind
-from shalekv.protocol.transaction import Decision
+from shalekv.protocol.transaction import Decision, KeyCount
 
 NOW_MS = 1_000
 
@@ -40,6 +40,10 @@ class DictState:
         if self.is_costly:
             raise RangeTooCostly("too many")
         return any(in_range(keys, key) and self.visible(key) for key in self.entries)
+
+    def count_keys(self, keys: KeyRange) -> KeyCount:
+        live = [key for key in self.entries if in_range(keys, key) and self.visible(key)]
+        return KeyCount(len(live))
 
     def apply(self, decision: Decision, seq: int) -> None:
         """Do what was decided: first the ranges go, then come the changes."""

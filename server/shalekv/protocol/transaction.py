@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from shalekv.errors import (
     ConditionFailed,
     CounterOverflow,
+    InvalidRequest,
     NotACounter,
     ReplyTooLarge,
     ShaleError,
@@ -53,6 +54,10 @@ class DatabaseState(Protocol):
 
     def has_keys(self, keys: KeyRange) -> bool:
         """Return whether any key of the range has a value. Raises `RangeTooCostly`."""
+        ...
+
+    def count_keys(self, keys: KeyRange) -> KeyCount:
+        """Count the keys of the range that have a value; the number of keys read is limited."""
         ...
 
 
@@ -136,15 +141,17 @@ class Put(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Delete a key."""
+    """Delete a key. The result says whether it had a value before the transaction, if counted."""
 
     key: bytes
+    is_counted: bool = False
 
 
 class DeleteRange(NamedTuple):
-    """Delete all keys of a range."""
+    """Delete all keys of a range. The result is how many had a value before, if counted."""
 
     keys: KeyRange
+    is_counted: bool = False
 
 
 class Add(NamedTuple):
@@ -152,6 +159,16 @@ class Add(NamedTuple):
 
     key: bytes
     delta: int
+
+
+class Touch(NamedTuple):
+    """Change when the value of a key expires: after `ttl_ms`; 0: never.
+
+    The value is written again. A key without a value stays without one.
+    """
+
+    key: bytes
+    ttl_ms: int = 0
 
 
 class Expire(NamedTuple):
@@ -164,7 +181,7 @@ class Expire(NamedTuple):
     known: Entry | None = None
 
 
-Operation: TypeAlias = Get | Put | Delete | DeleteRange | Add | Expire
+Operation: TypeAlias = Get | Put | Delete | DeleteRange | Add | Touch | Expire
 
 
 class Read(NamedTuple):
@@ -173,7 +190,21 @@ class Read(NamedTuple):
     entry: Entry | None
 
 
-Result: TypeAlias = Read | int | None  # of a get, of an add, of any other operation
+class KeyCount(NamedTuple):
+    """The result of a counted delete: how many keys had a value; `has_more`: perhaps more did."""
+
+    key_count: int
+    has_more: bool = False
+
+
+class Touched(NamedTuple):
+    """The result of a touch: whether the key has a value."""
+
+    has_value: bool
+
+
+# Of a get, of a counted delete, of a touch, of an add, of any other operation.
+Result: TypeAlias = Read | KeyCount | Touched | int | None
 
 
 class Change(NamedTuple):
@@ -222,6 +253,7 @@ class Decision:
     results: Sequence[Result] = ()  # one for each operation of the branch that was taken
     refusal: ShaleError | None = None  # the error, if nothing is applied
     found_until_ms: int = NEVER_MS  # last logical time at which no value that it found has expired
+    touched_bytes: int = 0  # of the values that its touches write again
 
     @property
     def writes(self) -> bool:
@@ -235,6 +267,7 @@ class Needs:
 
     keys: Sequence[bytes] = ()
     ranges: Sequence[KeyRange] = ()
+    counts_ranges: bool = False  # whether the keys of `ranges` are counted
     record_key: bytes = b""  # the key of its idempotency record; empty: none
 
 
@@ -246,20 +279,22 @@ class Transaction:
     compares: Sequence[Compare] = ()
     otherwise: Sequence[Operation] | None = None  # None: a failed comparison is a refusal
     results_bytes_max: int = 2**63  # of all gets: values and a `RESULT_FRAME_BYTES` for each
+    touched_bytes_max: int = 2**63  # of all values that are written again by touches
 
     @property
     def depends_on_state(self) -> bool:
         """Return whether its outcome depends on what is in the database."""
-        return bool(self.compares) or any(isinstance(e, Get | Add | Expire) for e in self.then)
+        return bool(self.compares) or any(map(_reads, self.then))
 
     def needs(self, record_key: bytes = b"") -> Needs:
         """Return all keys and ranges that it may read, whichever branch it takes."""
         operations = (*self.then, *(self.otherwise or ()))
-        read = [each.key for each in operations if isinstance(each, Get | Add)]
-        read += [e.key for e in operations if isinstance(e, Expire) and e.known is None]
+        read = [e for e in operations if _reads(e) and not (isinstance(e, Expire) and e.known)]
+        keys = [each.key for each in read if not isinstance(each, DeleteRange)]
+        counted = [each.keys for each in read if isinstance(each, DeleteRange)]
         ranges = [each.keys for each in self.compares if isinstance(each, EmptyCompare)]
         compared = [each.key for each in self.compares if not isinstance(each, EmptyCompare)]
-        return Needs((*compared, *read), ranges, record_key)
+        return Needs((*compared, *keys), (*ranges, *counted), bool(counted), record_key)
 
     def decide(self, state: DatabaseState) -> Decision:
         """Decide the transaction against `state`. An error is returned as `Decision.refusal`."""
@@ -280,30 +315,18 @@ class Transaction:
         self, operations: Sequence[Operation], state: DatabaseState, *, succeeded: bool
     ) -> Decision:
         draft = _Draft(state)
-        results: list[Result] = []
-        left_bytes = self.results_bytes_max
-        for operation in operations:
-            result: Result = None
-            match operation:
-                case Put():
-                    draft.put(operation)
-                case Delete(key):
-                    draft.changes[key] = Change(key, Kind.TOMBSTONE)
-                case DeleteRange(keys):
-                    draft.delete_range(keys)
-                case Add():
-                    result = draft.add(operation)
-                case Expire():
-                    draft.expire(operation)
-                case Get(key):
-                    found = state.visible(key)
-                    result = Read(found)
-                    left_bytes -= RESULT_FRAME_BYTES + (len(found.value) if found else 0)
-            results.append(result)
-        if left_bytes < 0:
+        results = [draft.apply(operation) for operation in operations]
+        if draft.read_bytes > self.results_bytes_max:
             raise ReplyTooLarge(
                 f"the results of this transaction exceed the {self.results_bytes_max} bytes of one "
                 "reply: read fewer keys at once"
+            )
+        if draft.touched_bytes > self.touched_bytes_max:
+            raise InvalidRequest(
+                "touch",
+                f"the values that are written again have {draft.touched_bytes} bytes, and "
+                f"batch_bytes_max leaves {self.touched_bytes_max} for them: touch fewer keys at "
+                "once",
             )
         return Decision(
             list(draft.changes.values()),
@@ -311,7 +334,19 @@ class Transaction:
             succeeded,
             results,
             found_until_ms=state.found_until_ms,
+            touched_bytes=draft.touched_bytes,
         )
+
+
+def _reads(operation: Operation) -> bool:
+    """Return whether an operation depends on what is in the database."""
+    match operation:
+        case Get() | Add() | Touch() | Expire():
+            return True
+        case Delete(_, is_counted) | DeleteRange(_, is_counted):
+            return is_counted
+        case Put():
+            return False
 
 
 @dataclass(slots=True)
@@ -321,6 +356,31 @@ class _Draft:
     state: DatabaseState
     changes: dict[bytes, Change] = field(default_factory=dict)
     deleted: list[KeyRange] = field(default_factory=list)
+    read_bytes: int = 0  # of the results of gets
+    touched_bytes: int = 0  # of values that touches write again
+
+    def apply(self, operation: Operation) -> Result:
+        """Add the change of an operation, and return its result."""
+        match operation:
+            case Get(key):
+                found = self.state.visible(key)
+                self.read_bytes += RESULT_FRAME_BYTES + (len(found.value) if found else 0)
+                return Read(found)
+            case Add():
+                return self.add(operation)
+            case Touch():
+                return Touched(self.touch(operation))
+            case Put():
+                self.put(operation)
+            case Delete(key, is_counted):
+                self.changes[key] = Change(key, Kind.TOMBSTONE)
+                return KeyCount(int(self.state.visible(key) is not None)) if is_counted else None
+            case DeleteRange(keys, is_counted):
+                self.delete_range(keys)
+                return self.state.count_keys(keys) if is_counted else None
+            case Expire():
+                self.expire(operation)
+        return None
 
     def put(self, put: Put) -> None:
         expire_at_ms = self.state.now_ms + put.ttl_ms if put.ttl_ms else NO_EXPIRY
@@ -342,7 +402,7 @@ class _Draft:
             self.changes[expire.key] = change
 
     def add(self, add: Add) -> int:
-        value, expire_at_ms = self._counter(add.key)
+        value, expire_at_ms = self._found(add.key) or (bytes(COUNTER_BYTES), NO_EXPIRY)
         if len(value) != COUNTER_BYTES:
             raise NotACounter(
                 f"the value of {_shown(add.key)} has {len(value)} bytes, and a counter has "
@@ -358,8 +418,17 @@ class _Draft:
         self.changes[add.key] = Change(add.key, Kind.PUT, new, expire_at_ms)
         return total
 
-    def _counter(self, key: bytes) -> tuple[bytes, int]:
-        """Return the value and the expiry of a counter after the changes so far."""
+    def touch(self, touch: Touch) -> bool:
+        found = self._found(touch.key)
+        if found is None:
+            return False
+        if touch.key not in self.changes:
+            self.touched_bytes += len(found[0])
+        self.put(Put(touch.key, found[0], touch.ttl_ms))
+        return True
+
+    def _found(self, key: bytes) -> tuple[bytes, int] | None:
+        """Return the value and the expiry of a key after the changes so far; None: no value."""
         change = self.changes.get(key)
         if change is not None and change.kind is Kind.PUT:
             return change.value, change.expire_at_ms
@@ -367,7 +436,7 @@ class _Draft:
             start <= key and (not end or key < end) for start, end in self.deleted
         )
         found = None if is_deleted else self.state.visible(key)
-        return (found.value, found.expire_at_ms) if found else (bytes(COUNTER_BYTES), NO_EXPIRY)
+        return (found.value, found.expire_at_ms) if found else None
 
 
 def _condition_failed(failed: Compare, state: DatabaseState) -> ConditionFailed:

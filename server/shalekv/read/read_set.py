@@ -21,6 +21,10 @@ WITNESS_COUNT = 8
 # Deleted or expired keys that the comparison of a range examines before it is refused. Nothing else
 # runs meanwhile: these take some milliseconds.
 COMPARE_COUNT_MAX = 10_000
+# Keys of a range, with or without a value, and bytes of keys that are read to count those that a
+# range delete removes. The count ends there, and says so.
+COUNTED_KEYS_MAX = 10_000
+COUNTED_BYTES_MAX = 8 * 1024 * 1024
 
 
 class VersionToken:
@@ -83,6 +87,35 @@ async def range_in_levels(
         examined += len(entries)
         check_cost(examined)
     return RangeInLevels(witnesses, is_whole=True)
+
+
+async def counted_in_levels(
+    levels: ReadView,
+    keys: KeyRange,
+    *,
+    now_ms: int,
+    is_shadowed: Callable[[bytes], bool],
+) -> RangeInLevels:
+    """Return the keys of the range that have a value in the levels, and no entry in memory.
+
+    They come without their values. `levels` and `is_shadowed` are as for `range_in_levels`. The
+    search ends when more than `COUNTED_KEYS_MAX` keys, or `COUNTED_BYTES_MAX` of them, are read.
+    """
+    found: list[Entry] = []
+    examined = examined_bytes = 0
+    merge = Merge(levels, keys, reverse=False)
+    while await merge.fetch():
+        entries = merge.slice()
+        found += [
+            entry._replace(value=b"")
+            for entry in entries
+            if entry.is_visible(now_ms) and not is_shadowed(entry.key)
+        ]
+        examined += len(entries)
+        examined_bytes += sum([len(entry.key) for entry in entries])
+        if examined > COUNTED_KEYS_MAX or examined_bytes > COUNTED_BYTES_MAX:
+            return RangeInLevels(found, is_whole=False)
+    return RangeInLevels(found, is_whole=True)
 
 
 def check_cost(examined: int) -> None:

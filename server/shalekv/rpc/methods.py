@@ -36,6 +36,7 @@ def kv_methods(
             "Put": adapter.unary(service.put, kv.PutRequest),
             "Delete": adapter.unary(service.delete, kv.DeleteRequest),
             "DeleteRange": adapter.unary(service.delete_range, kv.DeleteRangeRequest),
+            "Count": adapter.unary(service.count, kv.CountRequest),
             "Write": adapter.unary(service.write, kv.WriteRequest),
             "Txn": adapter.unary(service.txn, kv.TxnRequest),
             "Scan": adapter.unary_stream(service.scan, kv.ScanRequest),

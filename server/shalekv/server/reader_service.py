@@ -64,6 +64,10 @@ class ReaderKv:
         """Read many keys in one state."""
         return self._reads.batch_get(request, call)
 
+    def count(self, request: kv_pb2.CountRequest, call: Call) -> Answer[bytes]:
+        """Count the keys of a range at one sequence number and one logical time."""
+        return self._reads.count(request, call)
+
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[bytes]:
         """Read a range at one sequence number and one logical time."""
         return self._reads.scan(request, call)

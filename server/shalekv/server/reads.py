@@ -1,4 +1,4 @@
-"""Reads of the writer and of readers: `Get`, `BatchGet` and `Scan`, for any `ReadEngine`."""
+"""Reads of the writer and of readers, `Get`, `BatchGet`, `Count` and `Scan`: any `ReadEngine`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from shalekv.server.replies.gets import (
     MakeReply,
     batch_get_reply,
     get_reply,
+    get_reply_without_value,
     made_in_slices,
 )
 from shalekv.server.requests import COMMITTED, LINEARIZABLE, UNCOMMITTED, AnswerT, check_deadline
@@ -84,6 +85,7 @@ class Reads:
             freshness=self._freshness,
             snapshots=self._snapshots,
             headers=self._headers,
+            store=store,
         )
 
     def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[bytes]:
@@ -91,17 +93,18 @@ class Reads:
         header = request.header if request.HasField("header") else None
         staleness_ms = self._check(header, call)
         key = requests.check_key(request.key, "key")
+        make_reply = get_reply_without_value if request.omit_value else get_reply
         if staleness_ms is not None:
             engine = self._engine
             prefix, pinned = engine.watermark, engine.pinned
             encoded = self._headers.encode(prefix.seq, prefix.wal_id, staleness_ms)
             found = engine.committed(key) or pinned.find_now(key)
             if found is not UNREAD:
-                return get_reply(encoded, (found,), engine.now_ms)
-            read = _Read((key,), get_reply, staleness_ms, call)
+                return make_reply(encoded, (found,), engine.now_ms)
+            read = _Read((key,), make_reply, staleness_ms, call)
             state = _State(encoded, pinned, engine.now_ms())
             return self._read_levels(read, state, read.keys, {}, self._retry(read, RETRIES_MAX))
-        return self._read_keys(request.header, call, (key,), get_reply)
+        return self._read_keys(request.header, call, (key,), make_reply)
 
     def batch_get(self, request: kv_pb2.BatchGetRequest, call: Call) -> Answer[bytes]:
         """Read many keys in one state; returns a serialized BatchGetReply."""
@@ -109,6 +112,11 @@ class Reads:
         self._check(header, call)
         keys = requests.check_keys(request, self._limits)
         return self._read_keys(header, call, keys, batch_get_reply)
+
+    def count(self, request: kv_pb2.CountRequest, call: Call) -> Awaitable[bytes]:
+        """Count the keys of a range in one state; returns a serialized CountReply."""
+        self._check(request.header, call)
+        return self.scans.count(request, request.header.read_level or COMMITTED, call)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[bytes]:
         """Read a range at one sequence number and one logical time; yields serialized replies."""
@@ -181,7 +189,7 @@ class Reads:
         return await self._read_view(read)
 
     def _in_time(self, answer: Awaitable[AnswerT], call: Call) -> Awaitable[AnswerT]:
-        return requests.answer_in_time(answer, call, self._clock, self._store)
+        return requests.answer_in_time(answer, call, self._clock, self._store.explain)
 
     async def _read_view(self, read: _Read, retries_left: int = RETRIES_MAX) -> bytes:
         engine = self._engine

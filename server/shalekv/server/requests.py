@@ -35,7 +35,6 @@ from shalekv.protocol.entry import KEY_BYTES_MAX, NO_EXPIRY, KeyRange, Kind, pre
 from shalekv.protocol.transaction import Change, Puts
 from shalekv.server.service import Call
 from shalekv.settings import LimitSettings
-from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 
 AnswerT = TypeVar("AnswerT")
@@ -118,7 +117,7 @@ def put_change(
 
 
 def delete_change(request: kv_pb2.DeleteRequest) -> Change:
-    """Convert a delete without a precondition."""
+    """Convert a delete without a precondition that is not counted."""
     return Change(check_key(request.key, "key"), Kind.TOMBSTONE)
 
 
@@ -274,11 +273,11 @@ def check_write(request: WriteRequest, call: Call, clock: Clock) -> None:
 
 
 async def answer_in_time(
-    answer: Awaitable[AnswerT], call: Call, clock: Clock, store: Reachability
+    answer: Awaitable[AnswerT], call: Call, clock: Clock, explain: Callable[[], str]
 ) -> AnswerT:
     """Await `answer` until the deadline of the call. REQUIRES: it applies nothing.
 
-    Raises `DeadlinePassed`, with the problem that reads of `store` have, when time is up.
+    Raises `DeadlinePassed` when time is up; `explain` says what took so long.
     """
     if call.deadline_ms is None:
         return await answer
@@ -286,7 +285,7 @@ async def answer_in_time(
     with suppress(TimeoutError):  # not chained to our error: it refers to this task
         async with asyncio.timeout(None if left_ms is None else left_ms / 1_000):
             return await answer
-    raise DeadlinePassed(f"no answer by the deadline of the call: {store.explain()}")
+    raise DeadlinePassed(f"no answer by the deadline of the call: {explain()}")
 
 
 def check_deadline(call: Call, clock: Clock) -> None:
@@ -328,9 +327,13 @@ def check_put(
     if length > limits.value_bytes_max:
         problem = f"{length} bytes, and value_bytes_max is {limits.value_bytes_max}"
         raise InvalidRequest(fields.value, problem)
-    if message.ttl_ms > limits.ttl_ms_max:
-        problem = f"{message.ttl_ms} ms, and ttl_ms_max is {limits.ttl_ms_max}"
-        raise InvalidRequest(fields.ttl_ms, problem)
+    check_ttl(message.ttl_ms, fields.ttl_ms, limits)
+
+
+def check_ttl(ttl_ms: int, field: str, limits: LimitSettings) -> None:
+    """Check the time to live of a value."""
+    if ttl_ms > limits.ttl_ms_max:
+        raise InvalidRequest(field, f"{ttl_ms} ms, and ttl_ms_max is {limits.ttl_ms_max}")
 
 
 def check_count(count: int, field: str, limits: LimitSettings) -> None:

@@ -1,10 +1,12 @@
-"""`Scan` of the writer and of readers: which view is read, how it is cut into messages, next pages.
+"""`Scan` and `Count` of the writer and of readers: which view is read, messages, next pages.
 
 A scan reads one view: that of a snapshot, the newest one, or the view that was kept for its page
 token. `Scans` opens or finds it, `server.replies.scans` cuts the entries into messages, `OpenViews`
 keeps views for next pages. A view keeps compacted entries in memory, and messages that the client
 does not read take memory as well; both are bounded, so a scan can be ended in the middle: by
 `OpenScan.expire` to free its view, by `ReplyBuffer.end` to free its messages.
+
+A count is a scan that sends one number in place of messages.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Self, cast
 
@@ -44,6 +47,7 @@ from shalekv.server.requests import (
 )
 from shalekv.server.service import Call
 from shalekv.settings import KIB, LimitSettings
+from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 
 # A scan that waits for memory is refused after `RESULT_WAIT_MS`, but not before the streams that
@@ -229,7 +233,7 @@ class _KeptView:
 
 
 class Scans:
-    """Answers the scans of one `ReadEngine`."""
+    """Answers the scans and counts of one `ReadEngine`."""
 
     def __init__(
         self,
@@ -241,11 +245,13 @@ class Scans:
         freshness: Freshness,
         snapshots: SnapshotReads,
         headers: EncodedHeaders,
+        store: Reachability,
     ) -> None:
-        """Create the scans of `engine`.
+        """Create the scans of `engine`; `store` says what is wrong with the object store.
 
         REQUIRES: the engine was given `views.shed`, to free memory that views keep.
         """
+        self._store = store
         self._engine = engine
         self._limits = limits
         self._clock = clock
@@ -266,6 +272,77 @@ class Scans:
         if request.header.snapshot_id:
             return self._at_snapshot(request, seal, token, call)
         return self._at_view(request, seal, token, level, call)
+
+    async def count(self, request: kv_pb2.CountRequest, level: LevelValue, call: Call) -> bytes:
+        """Count the keys of a range at one sequence number and one logical time.
+
+        Returns a serialized reply. Raises `DeadlinePassed` when time is up before the end.
+        """
+        keys, asked = requests.key_range(request.range), request.header
+        scan = kv_pb2.ScanRequest(header=asked, keys_only=True, limit=request.limit)
+        counted = kv_pb2.CountReply()
+        if asked.snapshot_id:
+            counting = self._count_snapshot(scan, keys, counted)
+        else:
+            staleness_ms = self._freshness.check(asked)
+            if staleness_ms is None:
+                staleness_ms = await self._freshness.wait(asked, call)
+            counting = self._count_view(scan, keys, counted, level, staleness_ms)
+        explain = partial(self._explain_count, counted)
+        header = await requests.answer_in_time(counting, call, self._clock, explain)
+        return header + counted.SerializeToString()
+
+    async def _count_snapshot(
+        self, request: kv_pb2.ScanRequest, keys: KeyRange, counted: kv_pb2.CountReply
+    ) -> bytes:
+        """Count into `counted`, and return the header of the reply."""
+        opened = await self._snapshots.open(request.header)
+        slices = self._snapshots.slices(opened, keys, request)
+        async with self._ahead(opened), aclosing(slices):
+            await self._count(slices, request.limit, counted)
+        return self._snapshots.header(opened.view)
+
+    async def _count_view(
+        self,
+        request: kv_pb2.ScanRequest,
+        keys: KeyRange,
+        counted: kv_pb2.CountReply,
+        level: LevelValue,
+        staleness_ms: int,
+    ) -> bytes:
+        """Count into `counted`, and return the header of the reply."""
+        opened = await self._open(level, staleness_ms)
+        header = self._headers.encode(opened.view.seq, opened.view.wal_id, staleness_ms)
+        ahead = self._ahead(opened)
+        scan = OpenScan(opened, self._slices(opened, keys, request))
+        del opened  # or `scan.expire` would not free it
+        with self.views.running(scan):
+            async with aclosing(scan), ahead:
+                try:
+                    await self._count(scan, request.limit, counted)
+                except PageExpired:
+                    raise PageExpired(
+                        f"this count was ended at {counted.count} keys: its view kept memory that "
+                        "writes need. Count a smaller range, set a limit, or count at a snapshot"
+                    ) from None
+        return header
+
+    async def _count(
+        self, slices: AsyncIterable[list[Entry]], limit: int, counted: kv_pb2.CountReply
+    ) -> None:
+        """Count entries, to the limit if that is not 0; other tasks run between two slices."""
+        async for entries in slices:
+            counted.count += len(entries)
+            if 0 < limit < counted.count:
+                counted.count, counted.more = limit, True
+                return
+            await self._clock.sleep_ms(0)
+
+    def _explain_count(self, counted: kv_pb2.CountReply) -> str:
+        """Say why a count has not ended: there is more to count, or the store does not answer."""
+        if self._store.trouble(0.0) is not None:
+            return self._store.explain()
+        return f"{counted.count} keys were counted. Give it more time, or set a limit"
 
     async def _at_snapshot(
         self, request: kv_pb2.ScanRequest, seal: PageSeal, token: PageToken | None, call: Call

@@ -98,6 +98,10 @@ class KvService(Protocol):
         """Compare, then read and change, in one commit."""
         ...
 
+    def count(self, request: kv_pb2.CountRequest, call: Call) -> Answer[kv_pb2.CountReply | bytes]:
+        """Count the keys of a range in one view."""
+        ...
+
     def scan(
         self, request: kv_pb2.ScanRequest, call: Call
     ) -> AsyncIterator[kv_pb2.ScanReply | bytes]:

@@ -26,11 +26,14 @@ from shalekv.protocol.transaction import (
     ExistsCompare,
     Expire,
     Get,
+    KeyCount,
     Operation,
     Operator,
     Put,
     Read,
     SeqCompare,
+    Touch,
+    Touched,
     Transaction,
     ValueCompare,
 )
@@ -80,9 +83,11 @@ def put_transaction(request: kv_pb2.PutRequest, limits: LimitSettings) -> SizedT
 
 
 def delete_transaction(request: kv_pb2.DeleteRequest) -> SizedTransaction:
-    """Convert a delete with a precondition."""
+    """Convert a delete with a precondition, or one that is counted."""
     key = requests.check_key(request.key, "key")
-    return _sized(Transaction([Delete(key)], [_precondition(request.precondition, key)]))
+    has_condition = request.HasField("precondition")
+    compares = [_precondition(request.precondition, key)] if has_condition else []
+    return _sized(Transaction([Delete(key, request.count_deleted)], compares))
 
 
 def delete_range_transaction(request: kv_pb2.DeleteRangeRequest) -> SizedTransaction:
@@ -94,7 +99,7 @@ def delete_range_transaction(request: kv_pb2.DeleteRangeRequest) -> SizedTransac
     else:
         advice = "; to delete all keys set `all`"
         keys = requests.deleted_range(request.range, advice=advice)
-    return _sized(Transaction([DeleteRange(keys)]))
+    return _sized(Transaction([DeleteRange(keys, request.count_deleted)]))
 
 
 def write_transaction(request: kv_pb2.WriteRequest, limits: LimitSettings) -> SizedTransaction:
@@ -105,8 +110,9 @@ def write_transaction(request: kv_pb2.WriteRequest, limits: LimitSettings) -> Si
         for index, message in enumerate(request.changes)
     ]
     _check_range_deletes(operations, "changes")
-    requests.check_bytes(_payload_bytes(operations), "changes", limits)
-    return _sized(Transaction(operations))
+    size_bytes = _payload_bytes(operations)
+    requests.check_bytes(size_bytes, "changes", limits)
+    return _sized(Transaction(operations, touched_bytes_max=limits.batch_bytes_max - size_bytes))
 
 
 def txn_transaction(request: kv_pb2.TxnRequest, limits: LimitSettings) -> SizedTransaction:
@@ -120,7 +126,13 @@ def txn_transaction(request: kv_pb2.TxnRequest, limits: LimitSettings) -> SizedT
     size_bytes = compared_bytes + _payload_bytes(then) + _payload_bytes(otherwise)
     requests.check_bytes(size_bytes, "compares, then and otherwise", limits)
     return _sized(
-        Transaction(then, compares, otherwise, results_bytes_max=STREAM_MESSAGE_BYTES_MAX)
+        Transaction(
+            then,
+            compares,
+            otherwise,
+            results_bytes_max=STREAM_MESSAGE_BYTES_MAX,
+            touched_bytes_max=limits.batch_bytes_max - size_bytes,
+        )
     )
 
 
@@ -140,6 +152,9 @@ def _operation(message: kv_pb2.TxnOperation, path: str, limits: LimitSettings) -
             if message.get.HasField("header"):
                 problem = "a read inside a transaction has no header of its own"
                 raise InvalidRequest(f"{path}.get.header", problem)
+            if message.get.omit_value:
+                problem = "a read inside a transaction has its value: use a call of its own"
+                raise InvalidRequest(f"{path}.get.omit_value", problem)
             return Get(requests.check_key(message.get.key, f"{path}.get.key"))
         case "change":
             return _change(message.change, f"{path}.change", limits)
@@ -163,6 +178,10 @@ def _change(message: kv_pb2.Change, path: str, limits: LimitSettings) -> Operati
         case "add":
             key = requests.check_key(message.add.key, f"{path}.add.key")
             return Add(key, message.add.delta)
+        case "touch":
+            key = requests.check_key(message.touch.key, f"{path}.touch.key")
+            requests.check_ttl(message.touch.ttl_ms, f"{path}.touch.ttl_ms", limits)
+            return Touch(key, message.touch.ttl_ms)
         case _:
             raise InvalidRequest(path, "no change is set")
 
@@ -238,11 +257,11 @@ def _bytes_of(operation: Operation) -> int:
     match operation:
         case Put(key, value, _):
             return len(key) + len(value)
-        case DeleteRange(keys):
+        case DeleteRange(keys, _):
             return len(keys.start) + len(keys.end)
         case Add(key, _):
             return len(key) + COUNTER_BYTES
-        case Get(key) | Delete(key) | Expire(key, _):
+        case Get(key) | Delete(key, _) | Touch(key, _) | Expire(key, _):
             return len(key)
 
 
@@ -324,12 +343,22 @@ def _fill_txn(reply: kv_pb2.TxnReply, decision: Decision) -> None:
                 added.get.expire_at_ms = entry.expire_at_ms
             case Read():
                 added.get.SetInParent()
+            case Touched(has_value):
+                added.touched = has_value
             case int():
                 added.counter = result
 
 
+def _fill_deleted(reply: kv_pb2.DeleteReply | kv_pb2.DeleteRangeReply, decision: Decision) -> None:
+    for result in decision.results:
+        if isinstance(result, KeyCount):
+            reply.deleted = result.key_count
+            if isinstance(reply, kv_pb2.DeleteRangeReply):
+                reply.deleted_more = result.has_more
+
+
 PUT_REPLY = ReplyBuilder(ReplyKind.PUT, kv_pb2.PutReply)
-DELETE_REPLY = ReplyBuilder(ReplyKind.DELETE, kv_pb2.DeleteReply)
-DELETE_RANGE_REPLY = ReplyBuilder(ReplyKind.DELETE_RANGE, kv_pb2.DeleteRangeReply)
+DELETE_REPLY = ReplyBuilder(ReplyKind.DELETE, kv_pb2.DeleteReply, _fill_deleted)
+DELETE_RANGE_REPLY = ReplyBuilder(ReplyKind.DELETE_RANGE, kv_pb2.DeleteRangeReply, _fill_deleted)
 WRITE_REPLY = ReplyBuilder(ReplyKind.WRITE, kv_pb2.WriteReply, _fill_write)
 TXN_REPLY = ReplyBuilder(ReplyKind.TXN, kv_pb2.TxnReply, _fill_txn)

@@ -142,7 +142,7 @@ class WriterKv:
     def delete(self, request: kv_pb2.DeleteRequest, call: Call) -> Answer[kv_pb2.DeleteReply]:
         """Delete one key."""
         requests.check_write(request, call, self._clock)
-        if request.HasField("precondition"):
+        if request.count_deleted or request.HasField("precondition"):
             transaction = transactions.delete_transaction(request)
             return self._writes.transact(transaction, request, transactions.DELETE_REPLY, call)
         change = requests.delete_change(request)
@@ -182,6 +182,10 @@ class WriterKv:
         requests.check_write(request, call, self._clock)
         transaction = transactions.txn_transaction(request, self._limits)
         return self._writes.transact(transaction, request, transactions.TXN_REPLY, call)
+
+    def count(self, request: kv_pb2.CountRequest, call: Call) -> Answer[bytes]:
+        """Count the keys of a range at one sequence number and one logical time."""
+        return self._reads.count(request, call)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[bytes]:
         """Read a range at one sequence number and one logical time."""

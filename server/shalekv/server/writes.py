@@ -353,7 +353,8 @@ class Writes:
     def _fetch_read_set(self, write: _Write[ReplyT]) -> Awaitable[ReadSet]:
         """Read what a write needs from the levels, before anything of it is applied."""
         fetch = self._engine.prefetch.fetch(write.needs)
-        return requests.answer_in_time(fetch, write.reply.call, self._clock, self._store)
+        explain = self._store.explain
+        return requests.answer_in_time(fetch, write.reply.call, self._clock, explain)
 
     async def _admitted(self, write: _Write[ReplyT], turn: Waiter) -> None:
         """Wait for admission, in FIFO order."""

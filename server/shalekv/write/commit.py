@@ -197,18 +197,20 @@ class Commit:
             for start, end in self.decision.deleted
         ]
 
-    def account_reply(self) -> int:
-        """Account for the values that the transaction has read, and return their size in bytes.
+    def account_found(self) -> int:
+        """Account for the values that the transaction has found, and return their size in bytes.
 
-        They are written with its idempotency record. REQUIRES: called once, after the first
-        `decide`.
+        Those that it touches are written again; those that it reads are written with its
+        idempotency record. REQUIRES: called once, after the first `decide`.
         """
-        if self.keyed is None or self.decision is None or not self.decision.writes:
+        if self.decision is None or not self.decision.writes:
             return 0
-        found = [each.entry for each in self.decision.results if isinstance(each, Read)]
-        read_bytes = sum([RESULT_FRAME_BYTES + len(entry.value) for entry in found if entry])
-        self.size_bytes += read_bytes
-        return read_bytes
+        found_bytes = self.decision.touched_bytes
+        if self.keyed is not None:
+            read = [each.entry for each in self.decision.results if isinstance(each, Read)]
+            found_bytes += sum([RESULT_FRAME_BYTES + len(entry.value) for entry in read if entry])
+        self.size_bytes += found_bytes
+        return found_bytes
 
     def resequence(self, seq: int) -> None:
         """Renumber the commit when it has lost its slot."""

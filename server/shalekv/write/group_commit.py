@@ -327,7 +327,7 @@ class GroupCommit:
             keyed=keyed,
         )
         commit.decide(self._database.newest_state(self.pending_writes, read_set))
-        self.admission.take_more(commit.account_reply())
+        self.admission.take_more(commit.account_found())
         return self.submit(commit)
 
     def _settle_read_only(self) -> None:

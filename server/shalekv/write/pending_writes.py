@@ -13,8 +13,15 @@ from operator import itemgetter
 
 from shalekv.clock import Clock
 from shalekv.protocol.entry import NEVER_MS, NO_RANGE_TOMBSTONES, Entry, KeyRange
+from shalekv.protocol.transaction import KeyCount
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import COMPARE_COUNT_MAX, EMPTY_READ_SET, ReadSet, check_cost
+from shalekv.read.read_set import (
+    COMPARE_COUNT_MAX,
+    COUNTED_KEYS_MAX,
+    EMPTY_READ_SET,
+    ReadSet,
+    check_cost,
+)
 from shalekv.read.scan import memory_slices
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.version import ReadView
@@ -192,19 +199,40 @@ class NewestState:
 
     def has_keys(self, keys: KeyRange) -> bool:
         """Return whether any key of the range has a value. Raises `RangeTooCostly`."""
-        looked_at = 0
-        for key in self.pending_writes.keys_in(keys):
-            if self._has_value(key):
+        for examined, has_value in enumerate(self._each_key(keys), 1):
+            if has_value:
                 return True
-            looked_at += 1
-            check_cost(looked_at)
-        left = self.durable.with_tombstones(self.pending_writes.range_tombstones)
+            check_cost(examined)
+        if not self._knows_all(keys):  # every key that was fetched has been deleted since
+            check_cost(COMPARE_COUNT_MAX + 1)
+        return False
+
+    def count_keys(self, keys: KeyRange) -> KeyCount:
+        """Count the keys of the range that have a value; reads `COUNTED_KEYS_MAX` keys at most."""
+        values = self._each_key(keys)
+        count = sum(islice(values, COUNTED_KEYS_MAX))
+        is_whole = next(values, None) is None and self._knows_all(keys)
+        return KeyCount(count, has_more=not is_whole)
+
+    def _each_key(self, keys: KeyRange) -> Iterator[bool]:
+        """Yield for each key of the range that is known, in no order, whether it has a value."""
+        pending_writes = self.pending_writes
+        pending = {*pending_writes.keys_in(keys)}
+        yield from map(self._has_value, pending)
+        left = self.durable.with_tombstones(pending_writes.range_tombstones)
         for entries in memory_slices(left, keys):
-            if any(self._has_value(entry.key) for entry in entries):
-                return True
-            looked_at += len(entries)
-            check_cost(looked_at)
-        return self._has_keys_in_levels(keys)
+            for entry in entries:
+                if entry.key not in pending:
+                    yield self._has_value(entry.key)
+        in_levels = self.read_set.ranges.get(keys)
+        for entry in in_levels.entries if in_levels is not None else ():
+            if not pending_writes.get(entry.key):
+                yield self._finds(entry)
+
+    def _knows_all(self, keys: KeyRange) -> bool:
+        """Return whether all keys of the range are known that have a value in the levels."""
+        in_levels = self.read_set.ranges.get(keys)
+        return in_levels is None or in_levels.is_whole
 
     def _has_value(self, key: bytes) -> bool:
         """Return whether a key of which memory has a version has a value."""
@@ -218,13 +246,3 @@ class NewestState:
         if entry.expire_at_ms:
             self.found_until_ms = min(self.found_until_ms, entry.expire_at_ms - 1)
         return True
-
-    def _has_keys_in_levels(self, keys: KeyRange) -> bool:
-        in_levels = self.read_set.ranges.get(keys)
-        if in_levels is None:
-            return False
-        if any(not self.pending_writes.get(e.key) and self._finds(e) for e in in_levels.entries):
-            return True
-        if not in_levels.is_whole:  # every key that was fetched has been deleted since
-            check_cost(COMPARE_COUNT_MAX + 1)
-        return False

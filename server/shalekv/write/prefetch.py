@@ -10,7 +10,7 @@ from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.transaction import Needs
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import RangeInLevels, ReadSet, range_in_levels
+from shalekv.read.read_set import RangeInLevels, ReadSet, counted_in_levels, range_in_levels
 from shalekv.read.version import PinnedVersion
 from shalekv.read.version_set import VersionSet
 from shalekv.write.group_commit import GroupCommit
@@ -71,7 +71,10 @@ class Prefetch:
             keys = [key for key in needs.keys if not self._is_kept(key)]
             try:
                 found = await pinned.find_many(keys) if keys and not pinned.version.is_empty else {}
-                ranges = {each: await self._range_in_levels(pinned, each) for each in needs.ranges}
+                ranges = {
+                    each: await self._range_in_levels(pinned, each, is_counted=needs.counts_ranges)
+                    for each in needs.ranges
+                }
                 record = await pinned.find_record(needs.record_key) if needs.record_key else None
             except ObjectNotFound as missing:
                 # Not `explain`, which may wait until `token`, held here, is released.
@@ -80,13 +83,18 @@ class Prefetch:
             if self.is_current(read_set, needs):
                 return read_set
 
-    async def _range_in_levels(self, pinned: PinnedVersion, keys: KeyRange) -> RangeInLevels:
+    async def _range_in_levels(
+        self, pinned: PinnedVersion, keys: KeyRange, *, is_counted: bool
+    ) -> RangeInLevels:
         pending_writes = self._log.pending_writes
         in_memory = self._state(pending_writes, self._levels.pruner.empty_read_set).durable
+        levels, now_ms = replace(in_memory, runs=(), pinned=pinned), self._now_ms()
+        if is_counted:
+            return await counted_in_levels(levels, keys, now_ms=now_ms, is_shadowed=self._is_kept)
         return await range_in_levels(
-            replace(in_memory, runs=(), pinned=pinned),
+            levels,
             keys,
-            now_ms=self._now_ms(),
+            now_ms=now_ms,
             is_shadowed=self._is_kept,
             is_hidden=lambda key: pending_writes.get(key) is not None,
         )

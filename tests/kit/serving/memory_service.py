@@ -102,6 +102,11 @@ class MemoryKv:
 
         return answer()
 
+    def count(self, request: kv_pb2.CountRequest, call: Call) -> Answer[kv_pb2.CountReply]:
+        self._note(call)
+        found = [key for key in self.values if key.startswith(request.range.prefix)]
+        return kv_pb2.CountReply(count=len(found))
+
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Yield one message for each key, repeatedly if the limit is greater than their number.
 

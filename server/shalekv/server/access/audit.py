@@ -92,6 +92,7 @@ class AuditedCall(Protocol):
 _METHODS: Mapping[type[Message], tuple[str, Verb, AuditLevel]] = {
     kv.GetRequest: ("KV.Get", Verb.READ, AuditLevel.ALL),
     kv.BatchGetRequest: ("KV.BatchGet", Verb.READ, AuditLevel.ALL),
+    kv.CountRequest: ("KV.Count", Verb.READ, AuditLevel.ALL),
     kv.ScanRequest: ("KV.Scan", Verb.READ, AuditLevel.ALL),
     kv.WatchCreate: ("KV.Watch", Verb.WATCH, AuditLevel.ALL),
     kv.PutRequest: ("KV.Put", Verb.WRITE, AuditLevel.WRITES),
@@ -454,7 +455,7 @@ def _named(request: Message) -> tuple[int, Iterable[_Key]]:
             return 1, (request.key,)
         case kv.BatchGetRequest():
             return len(request.keys), request.keys
-        case kv.DeleteRangeRequest() | kv.ScanRequest() | kv.WatchCreate():
+        case kv.DeleteRangeRequest() | kv.ScanRequest() | kv.CountRequest() | kv.WatchCreate():
             return 1, (request.range,)
         case kv.WriteRequest():
             return len(request.changes), map(_changed, request.changes)

@@ -4,7 +4,8 @@ An entry must never be narrower than what the service then does with the request
 service refuses, such as one with a malformed range, may need more than it says.
 
 Reads need READ on each key or range, and so does whatever else tells of a value: comparisons,
-preconditions, previous values of a watch, and an `add`, whose reply has the sum. Changes of single
+preconditions, previous values of a watch, an `add`, whose reply has the sum, a `touch`, whose
+reply tells whether there is a value, and deletes that count what they delete. Changes of single
 keys need WRITE, range deletes DELETE_RANGE on the whole range, watches WATCH, and loads INGEST on
 the range of each file. A page token needs what its scan needs as a whole.
 """
@@ -69,15 +70,25 @@ def _batch_get(request: kv.BatchGetRequest) -> Needs:
     return [_key(_READ, key) for key in request.keys]
 
 
-def _change_of_key(request: kv.PutRequest | kv.DeleteRequest) -> Needs:
+def _put(request: kv.PutRequest) -> Needs:
     key = request.key
     if request.HasField("precondition"):
         return (_key(_WRITE, key), _key(_READ, key))
     return (_key(_WRITE, key),)
 
 
+def _delete(request: kv.DeleteRequest) -> Needs:
+    key = request.key
+    if request.count_deleted or request.HasField("precondition"):
+        return (_key(_WRITE, key), _key(_READ, key))
+    return (_key(_WRITE, key),)
+
+
 def _delete_range(request: kv.DeleteRangeRequest) -> Needs:
-    return (Need(_DELETE_RANGE, ALL_KEYS if request.all else range_of(request.range)),)
+    keys = ALL_KEYS if request.all else range_of(request.range)
+    if request.count_deleted:
+        return (Need(_DELETE_RANGE, keys), Need(_READ, keys))
+    return (Need(_DELETE_RANGE, keys),)
 
 
 def _put_change(change: kv.Change) -> Needs:
@@ -96,12 +107,17 @@ def _add_change(change: kv.Change) -> Needs:
     return (_key(_WRITE, change.add.key), _key(_READ, change.add.key))
 
 
+def _touch_change(change: kv.Change) -> Needs:
+    return (_key(_WRITE, change.touch.key), _key(_READ, change.touch.key))
+
+
 _CHANGES: Mapping[str | None, Callable[[kv.Change], Needs]] = MappingProxyType(
     {
         "put": _put_change,
         "delete": _delete_change,
         "delete_range": _delete_range_change,
         "add": _add_change,
+        "touch": _touch_change,
         None: lambda _: ANYTHING,  # which the service refuses
     }
 )
@@ -133,7 +149,7 @@ def _txn(request: kv.TxnRequest) -> Needs:
     return [*compares, *_of_branch(request.then), *_of_branch(request.otherwise)]
 
 
-def _scan(request: kv.ScanRequest) -> Needs:
+def _scan(request: kv.ScanRequest | kv.CountRequest) -> Needs:
     return (Need(_READ, range_of(request.range)),)
 
 
@@ -169,12 +185,13 @@ TABLE: Mapping[type[Message], NeedsOf] = MappingProxyType(
     {
         kv.GetRequest: _get,
         kv.BatchGetRequest: _batch_get,
-        kv.PutRequest: _change_of_key,
-        kv.DeleteRequest: _change_of_key,
+        kv.PutRequest: _put,
+        kv.DeleteRequest: _delete,
         kv.DeleteRangeRequest: _delete_range,
         kv.WriteRequest: _write,
         kv.TxnRequest: _txn,
         kv.ScanRequest: _scan,
+        kv.CountRequest: _scan,
         kv.SessionRequest: _anything,
         kv.WatchRequest: _anything,
         kv.WatchCreate: _watch,

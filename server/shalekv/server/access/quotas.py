@@ -8,7 +8,7 @@ A process counts by itself: it tells no other what its callers use. What counts:
                       of scans and watches as they are sent, which waits while the bucket is in debt
     calls_in_flight   unary calls, scans and operations of sessions that are not answered
     bytes_in_flight   the bytes of their requests
-    watches, scans, sessions    those that are open
+    watches, scans, sessions    those that are open; a count is a scan
 
 A rate is a token bucket that holds what flows in within a second; that of bytes holds the largest
 message at least. What is larger than the bucket needs a full one, and leaves it in debt. Refused
@@ -39,6 +39,7 @@ _NONE = Quota()
 STREAMS: Mapping[type[Message], str] = {
     kv.WatchCreate: "watches",
     kv.ScanRequest: "scans",
+    kv.CountRequest: "scans",
     kv.SessionRequest: "sessions",  # its opening; that of a stream of watches holds nothing
 }
 

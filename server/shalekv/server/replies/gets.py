@@ -32,8 +32,9 @@ RESULTS_AT_ONCE = 1_000  # encoded before other tasks may run: about two millise
 # was deleted, or has expired at the logical time, in ms, that the last argument returns.
 MakeReply: TypeAlias = Callable[[bytes, Sequence[Entry | None], Callable[[], int]], bytes]
 _HEADER_TAG = b"\x0a"  # field 1 of each reply, with a length
-# Of a GetReply: field 2, which is true, 3, with a length, 4 and 5, both numbers.
+# Of a GetReply: field 2, which is true, 3, with a length, 4, 5 and 6, all numbers.
 _FOUND, _VALUE_TAG, _SEQ_TAG, _EXPIRY_TAG = b"\x10\x01", b"\x1a", b"\x20", b"\x28"
+_TTL_TAG = b"\x30"
 _RESULT_TAG = b"\x12"  # field 2 of a BatchGetReply, with a length
 _NO_RESULT = _RESULT_TAG + b"\0"
 _RESULT_FOUND, _RESULT_VALUE_TAG = b"\x08\x01", b"\x12"  # its fields 1, which is true, and 2
@@ -90,6 +91,21 @@ def get_reply(header: bytes, entries: Sequence[Entry | None], now_ms: Callable[[
         return b"".join((header, head, value, low_seq, HIGH_SEQS[seq >> 7]))  # copied once
     expiry = _EXPIRY_TAG + varint(expire_at_ms) if expire_at_ms else b""
     return b"".join((header, head, value, _SEQ_TAG, varint(seq), expiry))
+
+
+def get_reply_without_value(
+    header: bytes, entries: Sequence[Entry | None], now_ms: Callable[[], int]
+) -> bytes:
+    """Return a GetReply that says whether the one entry has a value, and how long it lives."""
+    (entry,) = entries
+    logical_ms = now_ms()
+    if entry is None or not entry.is_visible(logical_ms):
+        return header
+    reply = b"".join((header, _FOUND, _SEQ_TAG, varint(entry.seq)))
+    if not entry.expire_at_ms:
+        return reply
+    left_ms = entry.expire_at_ms - logical_ms
+    return b"".join((reply, _EXPIRY_TAG, varint(entry.expire_at_ms), _TTL_TAG, varint(left_ms)))
 
 
 def batch_get_reply(

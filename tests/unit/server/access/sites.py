@@ -43,14 +43,19 @@ CHANGE = {
     "delete.key": {WRITE},
     "delete_range.range": {DELETE_RANGE},
     "add.key": {WRITE, READ},
+    "touch.key": {WRITE, READ},
 }
 BRANCH = {"get.key": {READ}} | {f"change.{path}": verbs for path, verbs in CHANGE.items()}
 OPERATIONS: Mapping[str, Mapping[str, set[Verb]]] = {
     "Get": {"key": {READ}},
     "BatchGet": {"keys": {READ}},
     "Put": {"key": {WRITE}, "key, precondition": {WRITE, READ}},
-    "Delete": {"key": {WRITE}, "key, precondition": {WRITE, READ}},
-    "DeleteRange": {"range": {DELETE_RANGE}},
+    "Delete": {
+        "key": {WRITE},
+        "key, precondition": {WRITE, READ},
+        "key, count_deleted": {WRITE, READ},
+    },
+    "DeleteRange": {"range": {DELETE_RANGE}, "range, count_deleted": {DELETE_RANGE, READ}},
     "Write": {f"changes.{path}": verbs for path, verbs in CHANGE.items()},
     "Txn": {"compares.key": {READ}, "compares.range_empty": {READ}}
     | {f"then.{path}": verbs for path, verbs in BRANCH.items()}
@@ -74,6 +79,7 @@ RULES: Mapping[str, set[Verb] | None] = {  # no verb: whoever may do anything; N
         for name, rpc in SESSION.items()
         for path, verbs in OPERATIONS[rpc].items()
     },
+    "Count range": {READ},
     "Scan range": {READ},
     "Watch create.range": {WATCH},
     "Watch create.range, previous_value": {WATCH, READ},
@@ -94,6 +100,7 @@ FLAGS: Mapping[str, Callable[[Any], object]] = {
     "precondition": lambda message: message.precondition.MergeFrom(
         kv_pb2.Precondition(absent=True)
     ),
+    "count_deleted": lambda message: setattr(message, "count_deleted", True),
     "previous_value": lambda message: setattr(message, "previous_value", True),
 }
 ADMIN_RANGES = {"SetAccessPolicy policy.roles.rules.range"}  # of a rule: no range of keys itself

@@ -88,6 +88,14 @@ def _sum_for_nothing(change: kv_pb2.Change) -> needs.Needs:
     return (Need(Verb.WRITE, needs._key_range(change.add.key)),)
 
 
+def _touch_for_nothing(change: kv_pb2.Change) -> needs.Needs:
+    return (Need(Verb.WRITE, needs._key_range(change.touch.key)),)
+
+
+def _count_for_nothing(request: kv_pb2.DeleteRangeRequest) -> needs.Needs:
+    return (Need(Verb.DELETE_RANGE, needs.range_of(request.range)),)
+
+
 MUTANTS = (
     AccessMutant(
         "the branch of a Txn that is not taken first",
@@ -119,6 +127,16 @@ MUTANTS = (
         "the sum in the reply to an add",
         [(needs, "_CHANGES", {**needs._CHANGES, "add": _sum_for_nothing})],
         {"Write changes.add.key"},
+    ),
+    AccessMutant(
+        "the result of a touch",
+        [(needs, "_CHANGES", {**needs._CHANGES, "touch": _touch_for_nothing})],
+        {"Txn then.change.touch.key"},
+    ),
+    AccessMutant(
+        "the count of a delete",
+        [_table(DeleteRangeRequest=_count_for_nothing)],
+        {"DeleteRange range, count_deleted"},
     ),
     AccessMutant(
         "status without any right",

@@ -48,6 +48,7 @@ CHANGES: list[Message] = [
 READS: list[Message] = [
     kv.GetRequest(key=b"k"),
     kv.BatchGetRequest(),
+    kv.CountRequest(),
     kv.ScanRequest(),
     kv.WatchCreate(),
     admin.StatusRequest(),
@@ -198,6 +199,7 @@ async def test_keys_are_shown_wherever_a_request_names_them(audit: Audit) -> Non
         kv.Change(delete=kv.DeleteChange(key=b"d")),
         kv.Change(delete_range=kv.DeleteRangeChange(range=span)),
         kv.Change(add=add),
+        kv.Change(touch=kv.TouchChange(key=b"t")),
     ]
     shown = {"start": "a", "end": "b"}
     cases: list[tuple[Message, list[str] | None, list[dict[str, str]] | None, int]] = [
@@ -206,9 +208,10 @@ async def test_keys_are_shown_wherever_a_request_names_them(audit: Audit) -> Non
         (kv.DeleteRequest(key=b"d"), ["d"], None, 1),
         (kv.DeleteRangeRequest(range=span), None, [shown], 1),
         (kv.ScanRequest(range=kv.KeyRange(prefix=b"p/")), None, [{"prefix": "p/"}], 1),
+        (kv.CountRequest(range=span), None, [shown], 1),
         (kv.ScanRequest(), None, [{"start": "", "end": ""}], 1),
         (kv.WatchCreate(range=span), None, [shown], 1),
-        (kv.WriteRequest(changes=changes), ["p", "d", "+"], [shown], 4),
+        (kv.WriteRequest(changes=changes), ["p", "d", "+", "t"], [shown], 5),
         (
             kv.TxnRequest(
                 compares=[kv.Compare(key=b"c", exists=True), kv.Compare(range_empty=span)],
