@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CallerAccess,
         Snapshot,
     )
+    from shalekv_client.calls import Ingested
     from shalekv_client.changes import (
         Add,
         Batch,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         Put,
         RangeEmpty,
         SeqIs,
+        Touch,
         ValueIs,
     )
     from shalekv_client.client import Client
@@ -83,7 +85,6 @@ if TYPE_CHECKING:
         WatchTooSlow,
         WrongDatabase,
     )
-    from shalekv_client.ingest import Ingested
     from shalekv_client.operations import Get, TxnOperation
     from shalekv_client.policies import (
         Consistency,
@@ -96,7 +97,9 @@ if TYPE_CHECKING:
     )
     from shalekv_client.results import (
         Commit,
+        Count,
         Entry,
+        KeyInfo,
         ProcessRequests,
         RequestKind,
         Stats,
@@ -169,6 +172,7 @@ __all__ = [
     "ConditionFailed",
     "ConnectionLost",
     "Consistency",
+    "Count",
     "CounterOverflow",
     "DeadlineExceeded",
     "DeadlinePassed",
@@ -185,6 +189,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidToken",
     "KeyExpired",
+    "KeyInfo",
     "KeyReused",
     "LeaseLost",
     "LevelStatus",
@@ -247,6 +252,7 @@ __all__ = [
     "SyncWatch",
     "TlsOptions",
     "TooStale",
+    "Touch",
     "TxnOperation",
     "TxnResult",
     "Unauthenticated",
@@ -282,6 +288,7 @@ _NAMES = {
         "CallerAccess",
         "Snapshot",
     ),
+    "calls": ("Ingested",),
     "changes": (
         "Add",
         "Batch",
@@ -296,6 +303,7 @@ _NAMES = {
         "Put",
         "RangeEmpty",
         "SeqIs",
+        "Touch",
         "ValueIs",
     ),
     "client": ("Client",),
@@ -344,7 +352,6 @@ _NAMES = {
         "WatchTooSlow",
         "WrongDatabase",
     ),
-    "ingest": ("Ingested",),
     "operations": (
         "Get",
         "TxnOperation",
@@ -360,7 +367,9 @@ _NAMES = {
     ),
     "results": (
         "Commit",
+        "Count",
         "Entry",
+        "KeyInfo",
         "ProcessRequests",
         "RequestKind",
         "Stats",

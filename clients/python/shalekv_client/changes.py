@@ -1,8 +1,8 @@
 """The changes of writes, and their conditions.
 
-Changes are puts, deletes, range deletes and additions to counters, alone or many in one commit.
-Conditions belong to a put or a delete, whose key they are about, or to a transaction, where they
-name their key.
+Changes are puts, deletes, range deletes, additions to counters and changes of an expiry, alone or
+many in one commit. Conditions belong to a put or a delete, whose key they are about, or to a
+transaction, where they name their key.
 """
 
 from __future__ import annotations
@@ -54,7 +54,18 @@ class Add:
     delta: int = 1
 
 
-Change: TypeAlias = Put | Delete | DeleteRange | Add
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """Changes when the value of a key expires, and not the value. Without a value it does nothing.
+
+    The value gets the sequence number of the commit, and watches see a put.
+    """
+
+    key: bytes
+    ttl_ms: int = 0  # the value expires after so many milliseconds from now on; 0: never
+
+
+Change: TypeAlias = Put | Delete | DeleteRange | Add | Touch
 
 
 class Batch:
@@ -85,6 +96,10 @@ class Batch:
     def add(self, key: bytes, delta: int = 1) -> Self:
         """Add an addition to a counter; return the batch, so that calls can be chained."""
         return self.append(Add(key, delta))
+
+    def touch(self, key: bytes, ttl_ms: int = 0) -> Self:
+        """Add a change of an expiry; return the batch, so that calls can be chained."""
+        return self.append(Touch(key, ttl_ms))
 
     def append(self, change: Change) -> Self:
         """Add a change; return the batch, so that calls can be chained."""
@@ -118,13 +133,15 @@ def to_message(change: Change) -> kv_pb2.Change:
             return kv_pb2.Change(delete_range=kv_pb2.DeleteRangeChange(range=keys))
         case Add(key, delta):
             return kv_pb2.Change(add=kv_pb2.AddChange(key=key, delta=delta))
+        case Touch(key, ttl_ms):
+            return kv_pb2.Change(touch=kv_pb2.TouchChange(key=key, ttl_ms=ttl_ms))
 
 
 def _size_bytes(change: Change) -> int:
     match change:
         case Put(key, value):
             return len(key) + len(value)
-        case Delete(key) | Add(key):
+        case Delete(key) | Add(key) | Touch(key):
             return len(key)
         case DeleteRange(start, end, prefix):
             return len(start) + len(end) + len(prefix)

@@ -1,44 +1,41 @@
 """The asyncio client: connections to the servers of one database, and a method for each call.
 
-`DataCalls` has the calls that read and write data, one method for each operation; `Client` adds
-connections, scans, watches, sessions and the status of servers.
+`shalekv_client.calls` has the calls that read, write and load data; `Client` adds connections,
+scans, watches, sessions and the status of servers.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakSet
 
 from shalekv.v1 import admin_pb2, kv_pb2
-from shalekv_client import operations
 from shalekv_client.admin import AdminCalls
-from shalekv_client.changes import Change, Compare, Condition
+from shalekv_client.calls import DataCalls, IngestCalls
 from shalekv_client.closing import AsyncCloseable
 from shalekv_client.error_table import too_large
-from shalekv_client.ingest import IngestCalls
 from shalekv_client.operations import (
     ADMIN,
+    COUNT,
     At,
     Method,
     Operation,
-    TxnOperation,
     attempt,
+    destination_of,
     read_header,
 )
 from shalekv_client.policies import (
     Consistency,
     Destination,
-    Durability,
     ReadLevel,
     ReadPolicy,
     Routing,
     TlsOptions,
     Wire,
 )
-from shalekv_client.results import Commit, Stats, TxnResult, Value, stats_of
+from shalekv_client.results import Stats, stats_of
 from shalekv_client.retry import (
     READ,
     READ_AT_WRITER,
@@ -70,200 +67,6 @@ _STATS = Method(f"/{ADMIN}/Stats", admin_pb2.StatsRequest, admin_pb2.StatsReply)
 ResultT = TypeVar("ResultT")
 
 TIMEOUT_MS = 10_000
-
-
-class DataCalls(ABC):
-    """The methods of `Client` that send a single operation."""
-
-    async def get(
-        self,
-        key: bytes,
-        *,
-        read_level: ReadLevel = ReadLevel.COMMITTED,
-        max_staleness_ms: int | None = None,
-        at: At = None,
-        timeout_ms: int | None = None,
-    ) -> Value | None:
-        """Return the value of `key`; None when it has none.
-
-        The state that is read is not older than `max_staleness_ms`; 0 means no bound. With `at`,
-        the id of a snapshot or an object that has it as `id`, the read is made at that snapshot.
-        """
-        operation = operations.get(
-            key,
-            read_level=read_level,
-            max_staleness_ms=self._staleness_ms(max_staleness_ms, at),
-            at=at,
-            min_seq=self._min_seq(),
-        )
-        return await self._call(operation, timeout_ms)
-
-    async def batch_get(
-        self,
-        keys: Iterable[bytes],
-        *,
-        read_level: ReadLevel = ReadLevel.COMMITTED,
-        max_staleness_ms: int | None = None,
-        at: At = None,
-        timeout_ms: int | None = None,
-    ) -> list[Value | None]:
-        """Return the values of many keys, read at one view, in the order of `keys`.
-
-        The value is None for a key that has none. `max_staleness_ms` and `at` are as in `get`.
-        """
-        operation = operations.batch_get(
-            keys,
-            read_level=read_level,
-            max_staleness_ms=self._staleness_ms(max_staleness_ms, at),
-            at=at,
-            min_seq=self._min_seq(),
-        )
-        return await self._call(operation, timeout_ms)
-
-    async def put(
-        self,
-        key: bytes,
-        value: bytes,
-        *,
-        ttl_ms: int = 0,
-        condition: Condition | None = None,
-        durability: Durability = Durability.DURABLE,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> Commit:
-        """Set the value of `key`, which expires after `ttl_ms` milliseconds; 0: never.
-
-        When the `condition` does not hold, nothing is changed and `ConditionFailed` is raised.
-        """
-        operation = operations.put(
-            key,
-            value,
-            ttl_ms=ttl_ms,
-            condition=condition,
-            durability=durability,
-            idempotency_key=self._key(idempotency_key),
-        )
-        return await self._call(operation, timeout_ms)
-
-    async def delete(
-        self,
-        key: bytes,
-        *,
-        condition: Condition | None = None,
-        durability: Durability = Durability.DURABLE,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> Commit:
-        """Delete `key`. A key without a value is not an error. `condition` is as in `put`."""
-        operation = operations.delete(
-            key,
-            condition=condition,
-            durability=durability,
-            idempotency_key=self._key(idempotency_key),
-        )
-        return await self._call(operation, timeout_ms)
-
-    async def delete_range(
-        self,
-        *,
-        start: bytes = b"",
-        end: bytes = b"",
-        prefix: bytes = b"",
-        all_keys: bool = False,
-        durability: Durability = Durability.DURABLE,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> Commit:
-        """Delete the keys from `start` to `end` (exclusive), or those that begin with `prefix`.
-
-        The delete is one commit, whose cost does not depend on the number of keys. To delete all
-        keys, give none of the three and set `all_keys`.
-        """
-        operation = operations.delete_range(
-            start=start,
-            end=end,
-            prefix=prefix,
-            all_keys=all_keys,
-            durability=durability,
-            idempotency_key=self._key(idempotency_key),
-        )
-        return await self._call(operation, timeout_ms)
-
-    async def add(
-        self,
-        key: bytes,
-        delta: int = 1,
-        *,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> int:
-        """Add `delta`, which may be negative, to a counter; return its new value.
-
-        A counter is a value of 8 bytes, a signed integer, least significant byte first; a key
-        without a value counts as 0. Raises `NotACounter` for another value, `CounterOverflow` for
-        a sum beyond 64 bits.
-        """
-        operation = operations.add(key, delta, idempotency_key=self._key(idempotency_key))
-        return await self._call(operation, timeout_ms)
-
-    async def write(
-        self,
-        changes: Iterable[Change],
-        *,
-        durability: Durability = Durability.DURABLE,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> Commit:
-        """Apply all of `changes`, such as a `Batch`, in one commit, or none of them."""
-        key = self._key(idempotency_key)
-        operation = operations.write(changes, durability=durability, idempotency_key=key)
-        return await self._call(operation, timeout_ms)
-
-    async def txn(
-        self,
-        compares: Iterable[Compare],
-        then: Iterable[TxnOperation],
-        otherwise: Iterable[TxnOperation] = (),
-        *,
-        durability: Durability = Durability.DURABLE,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> TxnResult:
-        """Execute the operations of `then` if all of `compares` hold, else those of `otherwise`.
-
-            await client.txn([Missing(b"lock")], then=[Put(b"lock", me)], otherwise=[Get(b"lock")])
-
-        Comparisons and operations are one commit. There is one result for each operation of the
-        branch that was taken: for a `Get` the value, or None, from before the changes; for an `Add`
-        the new value of the counter; for other changes None.
-        """
-        operation = operations.txn(
-            compares,
-            then,
-            otherwise,
-            durability=durability,
-            idempotency_key=self._key(idempotency_key),
-        )
-        return await self._call(operation, timeout_ms)
-
-    @abstractmethod
-    async def _call(self, operation: Operation[ResultT], timeout_ms: int | None) -> ResultT:
-        """Send an operation and return its result."""
-
-    @abstractmethod
-    def _key(self, idempotency_key: bytes | None) -> bytes | None:
-        """Return the idempotency key of a write: that of the caller, or a new one if it gave none.
-
-        None: the write has no key, and so is not repeated.
-        """
-
-    @abstractmethod
-    def _min_seq(self) -> int:
-        """Return the sequence number that the view of a read must have reached."""
-
-    @abstractmethod
-    def _staleness_ms(self, max_staleness_ms: int | None, at: At) -> int:
-        """Return the greatest age that the state of a read may have; 0: any age."""
 
 
 class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
@@ -553,6 +356,8 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
 def _target_of(operation: Operation[ResultT]) -> CallTarget:
     if operation.read_level is None:
         return REPEATABLE_WRITE if operation.is_repeatable else WRITE
+    if operation.kind is COUNT:
+        return CallTarget(destination_of(operation.read_level), is_repeatable=True, is_long=True)
     is_committed = operation.read_level is ReadLevel.COMMITTED
     return READ if is_committed else READ_AT_WRITER
 

@@ -197,8 +197,11 @@ class Coalescer:
     def takes(self, operation: Operation[ResultT]) -> bool:
         """Return whether this operation is to be sent in the session.
 
-        Large operations are not: all others would have to wait for them.
+        Large operations are not: all others would have to wait for them. Nor are those that
+        sessions do not have.
         """
+        if not operation.kind.tag:
+            return False
         now_s = asyncio.get_running_loop().time()
         has_sessions = not self._absent_until_s or now_s >= self._absent_until_s
         size_bytes = len(operation.data) + OVERHEAD_BYTES

@@ -7,7 +7,9 @@ proxy, and then nothing proves that a mutation was not applied.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from google.protobuf.message import DecodeError
@@ -100,10 +102,18 @@ _BY_BARE_CODE: Mapping[str, type[ShaleKVError]] = MappingProxyType(
 )
 
 
-def error_of(address: str, call: CallFailed, *, timeout_ms: float | None = None) -> ShaleKVError:
+# The field of a change whose kind the server does not know: it finds none that is set.
+_CHANGE = re.compile(r"changes\[\d+\]|(then|otherwise)\[\d+\]\.change")
+_OLDER = "this server does not know {}: it may be older than this client"
+
+
+def error_of(
+    address: str, call: CallFailed, *, timeout_ms: float | None = None, method: str = ""
+) -> ShaleKVError:
     """Return the error for a failed call to the server at `address`.
 
-    `timeout_ms` is the timeout of the call, for the message of a DEADLINE_EXCEEDED without details.
+    `timeout_ms` is the timeout of the call, and `method` its name, for the messages of a
+    DEADLINE_EXCEEDED and an UNIMPLEMENTED without details.
     """
     code = call.code.name
     message = call.message or code
@@ -118,6 +128,8 @@ def error_of(address: str, call: CallFailed, *, timeout_ms: float | None = None)
         return errors.Unreachable(ErrorDetails(address, code, message))
     if call.code is StatusCode.DEADLINE_EXCEEDED and timeout_ms is not None:
         message = f"no answer within {timeout_ms:.0f} ms"
+    if call.code is StatusCode.UNIMPLEMENTED and method:
+        message = _OLDER.format(f"the call {method}")
     return _error_without_reason(address, code, message)
 
 
@@ -164,6 +176,9 @@ def not_an_answer(address: str, method: str) -> ShaleKVError:
 
 
 def _error_with_reason(found: ErrorDetails) -> ShaleKVError:
+    if found.reason == "INVALID_REQUEST" and _CHANGE.fullmatch(found.metadata.get("field", "")):
+        message = _OLDER.format(f"the kind of change in {found.metadata['field']}")
+        return errors.Unimplemented(replace(found, message=message))
     kind = _BY_REASON.get(found.reason) or _BY_CODE_WITH_REASON.get(found.code)
     if kind is None and found.retry_after_ms is not None and found.code == "RESOURCE_EXHAUSTED":
         kind = errors.Overloaded

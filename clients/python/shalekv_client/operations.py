@@ -16,14 +16,27 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.changes import Change, Compare, Condition, comparison, precondition, to_message
+from shalekv_client.changes import (
+    Change,
+    Compare,
+    Condition,
+    Touch,
+    comparison,
+    precondition,
+    to_message,
+)
 from shalekv_client.error_table import error_of, not_an_answer
 from shalekv_client.policies import Destination, Durability, ReadLevel
 from shalekv_client.results import (
     Commit,
+    Count,
+    KeyInfo,
     TxnResult,
     Value,
     commit_of,
+    count_of,
+    counted_commit_of,
+    key_info_of,
     txn_result_of,
     value_of,
 )
@@ -65,17 +78,22 @@ class Method(Generic[RequestT, ReplyT]):
     request: type[RequestT]
     reply: type[ReplyT]
 
+    @property
+    def name(self) -> str:
+        """The name without that of its service."""
+        return self.path.rpartition("/")[2]
+
 
 KV, ADMIN = "shalekv.v1.KV", "shalekv.v1.Admin"
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One of the operations that unary calls and sessions have in common."""
+    """One of the operations; sessions have all of them but counts."""
 
     name: str  # of its field in `SessionOperation` and `SessionResult`
     method: Method[Any, Any]  # of the same operation in a unary call
-    tag: bytes  # of the field in `SessionOperation`
+    tag: bytes  # of the field in `SessionOperation`; empty: there is none
 
     @classmethod
     def of(cls, name: str, request: type[Message], reply: type[Message]) -> Kind:
@@ -86,7 +104,7 @@ class Kind:
 
     def __str__(self) -> str:
         """Return the name of the method, for messages."""
-        return self.method.path.rpartition("/")[2]
+        return self.method.name
 
 
 _BYTES = 2  # the wire type of protobuf for fields with a length
@@ -97,6 +115,7 @@ _DELETE = Kind.of("delete", kv_pb2.DeleteRequest, kv_pb2.DeleteReply)
 _DELETE_RANGE = Kind.of("delete_range", kv_pb2.DeleteRangeRequest, kv_pb2.DeleteRangeReply)
 _WRITE = Kind.of("write", kv_pb2.WriteRequest, kv_pb2.WriteReply)
 _TXN = Kind.of("txn", kv_pb2.TxnRequest, kv_pb2.TxnReply)
+COUNT = Kind("count", Method(f"/{KV}/Count", kv_pb2.CountRequest, kv_pb2.CountReply), b"")
 
 _VARINT_BITS, _VARINT_MORE = 7, 0x80
 _SMALL_VARINTS = tuple(bytes([number]) for number in range(_VARINT_MORE))
@@ -150,6 +169,54 @@ def get(
         data = b"%b\x12%b%b" % (_READ_HEADERS[read_level], varint(len(key)), key)
     is_newest = at is None
     return Operation(GET, data, value_of, True, read_level, min_seq if is_newest else 0)  # noqa: FBT003
+
+
+def describe(
+    key: bytes,
+    *,
+    read_level: ReadLevel = ReadLevel.COMMITTED,
+    max_staleness_ms: int = 0,
+    at: At = None,
+    min_seq: int = 0,
+) -> Operation[KeyInfo | None]:
+    """What is known of `key` without its value; None when it has none."""
+    header = read_header(read_level, max_staleness_ms=max_staleness_ms, at=at)
+    request = kv_pb2.GetRequest(header=header, key=key, omit_value=True)
+    return Operation(
+        GET,
+        request.SerializeToString(),
+        key_info_of,
+        is_repeatable=True,
+        read_level=read_level,
+        min_seq=min_seq if at is None else 0,
+    )
+
+
+def count(
+    *,
+    start: bytes = b"",
+    end: bytes = b"",
+    prefix: bytes = b"",
+    limit: int = 0,
+    read_level: ReadLevel = ReadLevel.COMMITTED,
+    max_staleness_ms: int = 0,
+    at: At = None,
+    min_seq: int = 0,
+) -> Operation[Count]:
+    """The number of keys in a range. Sessions do not have it."""
+    request = kv_pb2.CountRequest(
+        header=read_header(read_level, max_staleness_ms=max_staleness_ms, at=at),
+        range=kv_pb2.KeyRange(start=start, end=end, prefix=prefix),
+        limit=limit,
+    )
+    return Operation(
+        COUNT,
+        request.SerializeToString(),
+        count_of,
+        is_repeatable=True,
+        read_level=read_level,
+        min_seq=min_seq if at is None else 0,
+    )
 
 
 def batch_get(
@@ -209,17 +276,20 @@ def delete(
     key: bytes,
     *,
     condition: Condition | None = None,
+    count: bool = False,
     durability: Durability = Durability.DURABLE,
     idempotency_key: bytes | None = None,
 ) -> Operation[Commit]:
-    """Delete `key`."""
+    """Delete `key`; with `count`, tell whether it had a value."""
     request = kv_pb2.DeleteRequest(
         header=_write_header(idempotency_key),
         key=key,
         durability=_wire(durability),
         precondition=None if condition is None else precondition(condition, key),
+        count_deleted=count,
     )
-    return Operation(_DELETE, request.SerializeToString(), commit_of, bool(idempotency_key))
+    decode = counted_commit_of if count else commit_of
+    return Operation(_DELETE, request.SerializeToString(), decode, bool(idempotency_key))
 
 
 def delete_range(
@@ -228,17 +298,20 @@ def delete_range(
     end: bytes = b"",
     prefix: bytes = b"",
     all_keys: bool = False,
+    count: bool = False,
     durability: Durability = Durability.DURABLE,
     idempotency_key: bytes | None = None,
 ) -> Operation[Commit]:
-    """Delete all keys of a range."""
+    """Delete all keys of a range; with `count`, tell how many had a value."""
     request = kv_pb2.DeleteRangeRequest(
         header=_write_header(idempotency_key),
         range=kv_pb2.KeyRange(start=start, end=end, prefix=prefix),
         all=all_keys,
         durability=_wire(durability),
+        count_deleted=count,
     )
-    return Operation(_DELETE_RANGE, request.SerializeToString(), commit_of, bool(idempotency_key))
+    decode = counted_commit_of if count else commit_of
+    return Operation(_DELETE_RANGE, request.SerializeToString(), decode, bool(idempotency_key))
 
 
 def add(key: bytes, delta: int = 1, *, idempotency_key: bytes | None = None) -> Operation[int]:
@@ -250,6 +323,16 @@ def add(key: bytes, delta: int = 1, *, idempotency_key: bytes | None = None) -> 
         durability=kv_pb2.DURABILITY_DURABLE,
     )
     return Operation(_WRITE, request.SerializeToString(), _counter, bool(idempotency_key))
+
+
+def touch(key: bytes, ttl_ms: int = 0, *, idempotency_key: bytes | None = None) -> Operation[bool]:
+    """Change when a value expires; whether there is one."""
+    request = kv_pb2.TxnRequest(
+        header=_write_header(idempotency_key),
+        then=[_txn_operation(Touch(key, ttl_ms))],
+        durability=kv_pb2.DURABILITY_DURABLE,
+    )
+    return Operation(_TXN, request.SerializeToString(), _touched, bool(idempotency_key))
 
 
 def write(
@@ -355,6 +438,11 @@ def _counter(reply: kv_pb2.WriteReply) -> int:
     return counter
 
 
+def _touched(reply: kv_pb2.TxnReply) -> bool:
+    (result,) = reply.results
+    return result.touched
+
+
 def _commit_with_counters(reply: kv_pb2.WriteReply) -> Commit:
     return commit_of(reply, tuple(reply.counters))
 
@@ -397,8 +485,8 @@ async def _attempt(
     try:
         reply = await channel.unary(method.path, data, timeout_s=timeout_ms / 1000.0)
     except CallFailed as error:
-        raise error_of(channel.address, error, timeout_ms=timeout_ms) from error
+        raise error_of(channel.address, error, timeout_ms=timeout_ms, method=method.name) from error
     try:
         return method.reply.FromString(reply)
     except DecodeError:
-        raise not_an_answer(channel.address, method.path.rpartition("/")[2]) from None
+        raise not_an_answer(channel.address, method.name) from None

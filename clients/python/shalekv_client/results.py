@@ -6,10 +6,11 @@ That of `Client.stats` is at the end; `shalekv_client.status` has that of `Clien
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv_client.policies import Durability, Role
@@ -19,6 +20,8 @@ _DURABILITIES: Mapping[int, Durability] = MappingProxyType(
     {each.value: each for each in Durability}
 )
 
+COUNTER_BYTES = 8  # a signed integer, least significant byte first
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -27,6 +30,33 @@ class Value:
     value: bytes
     seq: int  # the sequence number of the commit that wrote it
     expire_at_ms: int | None  # milliseconds since the Unix epoch; None: never
+
+    def as_int(self) -> int:
+        """Return the number of a counter, as `Client.add` writes it.
+
+        Raises ValueError if the value is not one of 8 bytes.
+        """
+        if len(self.value) != COUNTER_BYTES:
+            problem = f"a counter has {COUNTER_BYTES} bytes, and this value has {len(self.value)}"
+            raise ValueError(problem)
+        return int.from_bytes(self.value, "little", signed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """What is known of a key that has a value, without the value."""
+
+    seq: int  # the sequence number of the commit that wrote the value
+    expire_at_ms: int | None  # milliseconds since the Unix epoch; None: never
+    ttl_ms: int | None  # milliseconds until then, by the server's clock; None: it never expires
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """The number of keys in a range."""
+
+    count: int
+    more: bool  # the limit has ended the count: the range has more keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +78,11 @@ class Commit:
     epoch: int  # of the writer
     durability: Durability | None  # that was reached; None: a level unknown to this client
     counters: tuple[int, ...] = ()  # the new value of each counter that was added to, in order
+    deleted: int | None = None  # keys that had a value; None: not counted (see `Client.delete`)
+    deleted_more: bool = False  # the count ended at its bound: there may have been more
+
+
+OperationResult: TypeAlias = Value | int | bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +90,7 @@ class TxnResult:
     """A transaction that the server has acknowledged."""
 
     succeeded: bool  # True: all comparisons held, and `then` was executed; else `otherwise`
-    results: tuple[Value | int | None, ...]  # of each operation of that branch; see `Client.txn`
+    results: tuple[OperationResult, ...]  # of each operation of that branch; see `Client.txn`
     seq: int  # of the commit; of the view when the branch changes nothing
     wal_id: int | None  # the WAL object that holds it
     durability: Durability | None  # that was reached; None: a level unknown to this client
@@ -92,6 +127,22 @@ def value_of(result: kv_pb2.GetReply | kv_pb2.BatchGetResult) -> Value | None:
     return Value(result.value, result.seq, result.expire_at_ms or None)
 
 
+def key_info_of(reply: kv_pb2.GetReply) -> KeyInfo | None:
+    """Decode what was found of a key; None: it has no value."""
+    if not reply.found:
+        return None
+    if not reply.expire_at_ms:
+        return KeyInfo(reply.seq, None, None)
+    # A server that does not know the request yet tells no time to live: by the clock here.
+    ttl_ms = reply.ttl_ms or max(1, reply.expire_at_ms - time.time_ns() // 1_000_000)
+    return KeyInfo(reply.seq, reply.expire_at_ms, ttl_ms)
+
+
+def count_of(reply: kv_pb2.CountReply) -> Count:
+    """Decode the number of keys in a range."""
+    return Count(reply.count, reply.more)
+
+
 def entries_of(entries: Iterable[kv_pb2.Entry]) -> list[Entry]:
     """Decode the entries of one message of a scan."""
     return [Entry(e.key, e.value, e.seq, e.expire_at_ms or None) for e in entries]
@@ -112,6 +163,15 @@ def commit_of(
     )
 
 
+def counted_commit_of(reply: kv_pb2.DeleteReply | kv_pb2.DeleteRangeReply) -> Commit:
+    """Decode the commit of a delete that was asked to count; an older server does not."""
+    commit = commit_of(reply)
+    if not reply.HasField("deleted"):
+        return commit
+    more = isinstance(reply, kv_pb2.DeleteRangeReply) and reply.deleted_more
+    return replace(commit, deleted=reply.deleted, deleted_more=more)
+
+
 def txn_result_of(reply: kv_pb2.TxnReply) -> TxnResult:
     """Decode the result of a transaction."""
     header = reply.header
@@ -124,12 +184,14 @@ def txn_result_of(reply: kv_pb2.TxnReply) -> TxnResult:
     )
 
 
-def _result_of(result: kv_pb2.TxnResult) -> Value | int | None:
+def _result_of(result: kv_pb2.TxnResult) -> OperationResult:
     match result.WhichOneof("result"):
         case "get":
             return value_of(result.get)
         case "counter":
             return result.counter
+        case "touched":
+            return result.touched
         case _:
             return None
 

@@ -181,6 +181,7 @@ class CallTarget:
     is_hedged: bool = False  # if hedging is configured in the client
     only: Endpoint | None = None  # the only server that may be asked; None: any
     replica_wait_ms: float | None = None  # for a first attempt at a reader; None: the client's
+    is_long: bool = False  # an attempt may need all of the time that is left
 
 
 READ = CallTarget(Destination.BY_POLICY, is_repeatable=True, is_hedged=True)

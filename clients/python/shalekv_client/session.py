@@ -174,11 +174,13 @@ class Session(AsyncCloseable):
         self._is_closed = False
 
     get = _queued(operations.get)
+    describe = _queued(operations.describe)
     batch_get = _queued(operations.batch_get)
     put = _queued(operations.put)
     delete = _queued(operations.delete)
     delete_range = _queued(operations.delete_range)
     add = _queued(operations.add)
+    touch = _queued(operations.touch)
     write = _queued(operations.write)
     txn = _queued(operations.txn)
 

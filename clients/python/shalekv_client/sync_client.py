@@ -180,11 +180,13 @@ class SyncSession(Closeable):
         self._is_closed = False
 
     get = _queued(operations.get)
+    describe = _queued(operations.describe)
     batch_get = _queued(operations.batch_get)
     put = _queued(operations.put)
     delete = _queued(operations.delete)
     delete_range = _queued(operations.delete_range)
     add = _queued(operations.add)
+    touch = _queued(operations.touch)
     write = _queued(operations.write)
     txn = _queued(operations.txn)
 
@@ -395,11 +397,15 @@ class SyncClient(Closeable):
             raise
 
     get = _blocking(Client.get)
+    describe = _blocking(Client.describe)
+    exists = _blocking(Client.exists)
+    count = _blocking(Client.count)
     batch_get = _blocking(Client.batch_get)
     put = _blocking(Client.put)
     delete = _blocking(Client.delete)
     delete_range = _blocking(Client.delete_range)
     add = _blocking(Client.add)
+    touch = _blocking(Client.touch)
     write = _blocking(Client.write)
     txn = _blocking(Client.txn)
     ingest = _blocking(Client.ingest)

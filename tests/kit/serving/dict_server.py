@@ -118,6 +118,7 @@ class DictServer:
         kinds: dict[str, Any] = {
             "Get": kv_pb2.GetRequest,
             "BatchGet": kv_pb2.BatchGetRequest,
+            "Count": kv_pb2.CountRequest,
             "Put": kv_pb2.PutRequest,
             "Delete": kv_pb2.DeleteRequest,
             "DeleteRange": kv_pb2.DeleteRangeRequest,

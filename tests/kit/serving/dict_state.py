@@ -137,7 +137,17 @@ class State:
     def _reply(self, request: Any) -> Message:
         match request:
             case kv_pb2.GetRequest():
-                return self._get(request.key)
+                got = self._get(request.key)
+                if request.omit_value:
+                    got.ClearField("value")
+                    got.ttl_ms = got.expire_at_ms and got.expire_at_ms - NOW_MS
+                return got
+            case kv_pb2.CountRequest():
+                found = len(list(filter(inside(request.range), self.data)))
+                most = request.limit or found
+                return kv_pb2.CountReply(
+                    header=self.header(), count=min(found, most), more=found > most
+                )
             case kv_pb2.BatchGetRequest():
                 reply = kv_pb2.BatchGetReply(header=self.header())
                 for key in request.keys:

@@ -32,7 +32,7 @@ FEW = ("--count", "30", "--clients", "1", "--keys", "20", "--format", "json", "-
     ("command", "args", "how", "code", "words"),
     [
         (put, "k v", refusing(Fenced("taken", own_epoch=1, newer_epoch=2)), 4, "taken"),
-        (put, "k v", bare(UNIMPLEMENTED, "nobody knows Put"), 2, "nobody knows Put"),
+        (put, "k v", bare(UNIMPLEMENTED), 2, "does not know the call Put"),
         (put, "k v", FULL, 10, "Nothing was changed"),
         (put, "k v", bare(UNAVAILABLE, "gone"), 11, "is not known"),
         (get, "k --timeout-ms 50", silent(), 11, "The limit was 50 ms"),
@@ -108,10 +108,10 @@ async def test_bench_counts_errors_by_reason(run: Run, server: DictServer) -> No
 
 async def test_bench_ends_where_an_operation_is_missing(run: Run, server: DictServer) -> None:
     """A bench of an unimplemented operation ends, and deletes its keys."""
-    server.state.failures.extend([None, bare(UNIMPLEMENTED, "nobody knows Txn")])
+    server.state.failures.extend([None, bare(UNIMPLEMENTED)])
     result = await run(bench, "txn", *FEW)
     assert result.exit_code == 2
-    assert "nobody knows Txn" in result.stderr
+    assert "does not know the call Txn" in result.stderr
     assert server.state.data == {}
 
 

@@ -17,6 +17,7 @@ from shalekv_client import (
     Put,
     RangeEmpty,
     SeqIs,
+    Touch,
     ValueIs,
 )
 
@@ -37,6 +38,8 @@ put a b --ttl 10m
 add n
 # another
 add n -3
+touch a 10m
+touch a never
 
 delete a
 delete --prefix p
@@ -64,6 +67,8 @@ def test_every_line_of_the_notation() -> None:
         Put(b"a", b"b", 600_000),
         Add(b"n", 1),
         Add(b"n", -3),
+        Touch(b"a", 600_000),
+        Touch(b"a", 0),
     )
     assert found.otherwise == (
         Delete(b"a"),
@@ -106,6 +111,7 @@ def test_parts(text: str, parts: tuple[int, int, int]) -> None:
         ("put a b --ttl 10", "line 1: '10' is no time with a unit"),
         ("put a b c", "is no operation"),
         ("add n x", "is no operation"),
+        ("touch a 10", "line 1: '10' is no time with a unit"),
         ("delete --all", None),
         ("get 'a", "line 1: No closing quotation"),
         ("get a\n\nget b\n\nget c", "line 5: a transaction has 3 parts"),

@@ -20,7 +20,7 @@ from tests.kit.serving.dict_server import DATABASE_ID, Context, DictServer, Serv
 from tests.kit.serving.dict_state import Data, Failed, Failure, refusing, silent
 
 EPOCH = 7
-READS = (kv_pb2.GetRequest, kv_pb2.BatchGetRequest)
+READS = (kv_pb2.GetRequest, kv_pb2.BatchGetRequest, kv_pb2.CountRequest)
 
 
 class MemberState(ServerState):

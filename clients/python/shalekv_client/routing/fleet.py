@@ -396,7 +396,7 @@ class Fleet:
         return reply
 
     def _time_ms(self, server: Server, state: CallState, left_ms: float) -> float:
-        if not state.target.is_repeatable:
+        if state.target.is_long or not state.target.is_repeatable:
             return left_ms
         if state.destination is Destination.BY_POLICY and not server.is_writer:
             wait_ms = state.target.replica_wait_ms or self._routing.replica_wait_ms

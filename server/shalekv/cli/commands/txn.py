@@ -12,6 +12,7 @@ A transaction is written as one line for each comparison and each operation:
     get KEY
     put KEY VALUE              put KEY VALUE --ttl 10m
     add KEY                    add KEY -3
+    touch KEY 10m              touch KEY never
     delete KEY                 delete --prefix KEY, delete --start KEY --end KEY
 
     # operations if one of them does not hold
@@ -53,7 +54,7 @@ from shalekv.cli.console.output import (
     print_rows,
     printing,
 )
-from shalekv.cli.console.units import duration_ms
+from shalekv.cli.console.units import duration_ms, ttl_ms
 from shalekv_client import (
     Add,
     Client,
@@ -68,11 +69,13 @@ from shalekv_client import (
     Put,
     RangeEmpty,
     SeqIs,
+    Touch,
     TxnOperation,
     TxnResult,
     Value,
     ValueIs,
 )
+from shalekv_client.results import OperationResult
 
 ParsedT = TypeVar("ParsedT")
 
@@ -99,6 +102,8 @@ OPERATIONS = (
     "get KEY",
     "put KEY VALUE [--ttl TIME]",
     "add KEY [DELTA]",
+    "touch KEY TIME",
+    "touch KEY never",
     "delete KEY",
     "delete --prefix KEY",
     "delete --start KEY --end KEY",
@@ -118,9 +123,10 @@ Comparisons:                          Operations:
   exists KEY                            get KEY        before this transaction
   missing KEY                           put KEY VALUE  [--ttl 10m]
   seq KEY = 12      (= != < >)          add KEY -3     (1 without a number)
-  value KEY = VALUE (= != < >)          delete KEY
-  empty --prefix KEY                    delete --prefix KEY
-  empty --start KEY --end KEY           delete --start KEY --end KEY
+  value KEY = VALUE (= != < >)          touch KEY 10m  change the expiry, or `never`
+  empty --prefix KEY                    delete KEY
+  empty --start KEY --end KEY           delete --prefix KEY
+                                        delete --start KEY --end KEY
 
 Words are split as by a shell: quote blanks, and the backslashes of --escaped. FILE (- is standard
 input) has one comparison or operation on each line: comparisons, an empty line, operations, an
@@ -248,6 +254,8 @@ def _operation(words: Sequence[str], decode: Callable[[str], bytes]) -> TxnOpera
             return Add(decode(key))
         case ["add", key, delta] if _is_number(delta.removeprefix("-")):
             return Add(decode(key), int(delta))
+        case ["touch", key, time]:
+            return Touch(decode(key), ttl_ms(time))
         case ["delete", key]:
             return Delete(decode(key))
         case ["delete", *range_words] if is_range(range_words):
@@ -360,7 +368,7 @@ def _places(option: str, lines: Sequence[str]) -> Iterable[tuple[str, str]]:
 
 
 def _row(
-    operation: TxnOperation, result: Value | int | None, encoding: Encoding
+    operation: TxnOperation, result: OperationResult, encoding: Encoding
 ) -> tuple[str | int | None, ...]:
     """The cells of `COLUMNS`."""
     name, target = _named(operation)
@@ -371,11 +379,13 @@ def _row(
     match result:
         case Value():
             return (name, formatted, encoding.encode(result.value), str(result.seq))
+        case bool():
+            return (name, formatted, "found" if result else "not found", None)
         case _:
             return (name, formatted, None if result is None else str(result), None)
 
 
-def _record(operation: TxnOperation, result: Value | int | None, encoding: Encoding) -> Record:
+def _record(operation: TxnOperation, result: OperationResult, encoding: Encoding) -> Record:
     name, target = _named(operation)
     record: dict[str, Any] = {"operation": name}
     for at, word in target.items():
@@ -388,6 +398,8 @@ def _record(operation: TxnOperation, result: Value | int | None, encoding: Encod
             record["found"] = False
         case Add(), _:
             record["value"] = result
+        case Touch(), _:
+            record["found"] = result
     return record
 
 
@@ -400,6 +412,8 @@ def _named(operation: TxnOperation) -> tuple[str, dict[str, bytes]]:
             return "put", {"key": key}
         case Add(key):
             return "add", {"key": key}
+        case Touch(key):
+            return "touch", {"key": key}
         case Delete(key):
             return "delete", {"key": key}
         case DeleteRange(start, end, prefix):

@@ -13,6 +13,7 @@ import click
 _DURATION = re.compile(r"(\d{1,15})(ms|s|m|h|d)", re.ASCII)
 _MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _KIB = 1024.0
+NEVER = "never"
 US_PER_MS, US_PER_S = 1_000.0, 1_000_000.0
 
 
@@ -28,6 +29,14 @@ def duration_ms(text: str) -> int:
     if not milliseconds:
         raise ValueError(f"'{text}' is zero: the time must be positive")
     return milliseconds
+
+
+def ttl_ms(text: str) -> int:
+    """Parse a time to live, a duration or ``never``, into milliseconds; 0 is never.
+
+    Raises ValueError with the problem.
+    """
+    return 0 if text == NEVER else duration_ms(text)
 
 
 def duration(_context: click.Context, _option: click.Parameter, value: str | None) -> int | None:
@@ -73,8 +82,21 @@ def time(us: float | None) -> str:
     return f"{seconds:,.1f} s" if seconds < 3_600 else f"{seconds / 3_600:,.1f} h"  # noqa: PLR2004
 
 
+def life(ms: float) -> str:
+    """Format the time until something expires in its two largest units, such as ``29m 59s``."""
+    if ms < _MS["s"]:
+        return f"{ms:.0f}ms"
+    left = round(ms / _MS["s"]) * _MS["s"]
+    parts = []
+    for unit in ("d", "h", "m", "s"):
+        number, left = divmod(left, _MS[unit])
+        parts.append(f"{number}{unit}" if number else "")
+    first = next(at for at, part in enumerate(parts) if part)
+    return " ".join(part for part in parts[first : first + 2] if part)
+
+
 def moment(time_s: int) -> str:
     """Format seconds since the Unix epoch as a UTC date and time; ``never`` for 0."""
     if not time_s:
-        return "never"
+        return NEVER
     return datetime.fromtimestamp(time_s, UTC).isoformat(sep=" ", timespec="seconds")
