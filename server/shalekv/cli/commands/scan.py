@@ -29,7 +29,7 @@ from shalekv.cli.console.output import (
     Format,
     RowsWritten,
     TablePrinter,
-    format_option,
+    data_format_option,
     print_json,
     print_line,
     rows_progress,
@@ -83,7 +83,7 @@ Examples:
 @click.option("--keys-only", is_flag=True, help="Print keys without values.")
 @output_option
 @encoding_options
-@format_option
+@data_format_option
 @read_options
 @target_options
 def scan(  # noqa: PLR0913 (click passes each option by its name)
@@ -141,7 +141,11 @@ async def _print_all(
 ) -> bytes:
     """Print the entries. Returns the token of the next page, empty if there is none."""
     keys_only = bool(arguments["keys_only"])
-    table = TablePrinter(["key"] if keys_only else ["key", "value", "seq"])
+    table = (
+        TablePrinter(["key"])
+        if keys_only
+        else TablePrinter(["key", "value", "seq"], may_cut="value")
+    )
     write = _printer(table, encoding, output_format, keys_only=keys_only)
     page: list[Entry] = []
     async with client.scan(**arguments) as entries:
@@ -157,6 +161,8 @@ async def _print_all(
             write(page)  # the entries before an error are valid
     if output_format is Format.TABLE:
         table.finish()
+        if table.has_cut:
+            click.echo("Values were cut to fit: --format raw prints them whole.", err=True)
     return entries.page_token
 
 
@@ -169,7 +175,7 @@ def _printer(
         if keys_only:
             table.print([encode(e.key)] for e in page)
         else:
-            table.print([encode(e.key), encode(e.value), str(e.seq)] for e in page)
+            table.print([encode(e.key), encode(e.value), e.seq] for e in page)
 
     def print_raw(page: Sequence[Entry]) -> None:
         for e in page:

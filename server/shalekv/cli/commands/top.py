@@ -31,7 +31,17 @@ from shalekv.cli.console.connection import (
     target_options,
 )
 from shalekv.cli.console.output import printing
-from shalekv.cli.console.units import US_PER_MS, duration, moment, rate, share, size, time
+from shalekv.cli.console.units import (
+    NEVER,
+    US_PER_MS,
+    duration,
+    moment,
+    rate,
+    share,
+    size,
+    time,
+)
+from shalekv.wording import MS_PER_S
 from shalekv_client import (
     CacheStatus,
     CallStatus,
@@ -415,7 +425,7 @@ def _snapshots(snapshots: Sequence[SnapshotStatus]) -> Table | None:
             f"{each.manifest_id:,}",
             size(each.pinned_bytes),
             size(each.pinned_alone_bytes),
-            moment(each.expire_time_s),
+            moment(each.expire_time_s * MS_PER_S) if each.expire_time_s else NEVER,
         )
     _note_rest(table, len(snapshots))
     return table

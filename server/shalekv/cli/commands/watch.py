@@ -15,7 +15,7 @@ from shalekv.cli.console.options import RangeArguments, RangeFlags, prefix_and_r
 from shalekv.cli.console.output import (
     Format,
     TablePrinter,
-    format_option,
+    data_format_option,
     print_json,
     print_line,
     printing,
@@ -96,14 +96,14 @@ class EventPrinter:
         else:
             self._print_rows(list(self._rows(commit)))
 
-    def _print_rows(self, rows: Sequence[Sequence[str]]) -> None:
+    def _print_rows(self, rows: Sequence[Sequence[str | int]]) -> None:
         if self._format is Format.TABLE:
             self._table.print(rows)
         else:
             for row in rows:
-                print_line("\t".join(row))
+                print_line("\t".join(map(str, row)))
 
-    def _rows(self, commit: WatchCommit) -> Iterator[Sequence[str]]:
+    def _rows(self, commit: WatchCommit) -> Iterator[Sequence[str | int]]:
         encode = self._encoding.encode
         for change in commit.changes:
             is_range = change.kind is ChangeKind.DELETE_RANGE
@@ -112,8 +112,8 @@ class EventPrinter:
             before = UNKNOWN if change.previous_unknown else before
             yield self._row(commit.seq, _kind(change), encode(change.key), second, before)
 
-    def _row(self, seq: int, kind: str, key: str, value: str, before: str) -> Sequence[str]:
-        row = (str(seq), kind, key, value)
+    def _row(self, seq: int, kind: str, key: str, value: str, before: str) -> Sequence[str | int]:
+        row = (seq, kind, key, value)
         return (*row, before) if self._has_previous else row
 
     def _record(self, change: WatchChange) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class _WatchOptions:
 @click.option("--limit", type=click.IntRange(min=1), metavar="COUNT", help="End after this many.")
 @click.option("--progress", is_flag=True, help="Also print progress while the watch is idle.")
 @encoding_options
-@format_option
+@data_format_option
 @target_options
 def watch(  # noqa: PLR0913 (click passes each option by its name)
     *,

@@ -1,8 +1,9 @@
 """Output of commands: rows or one record, as a table, as JSON, or raw.
 
-A table is for people: columns, cut to the width of the terminal. Raw is for pipes: one line for
-each row, its cells separated by TABs. JSON is for programs: one object on a line for each row, or
-one object for a record. Without --format, a terminal gets a table, and everything else gets raw.
+A table is for people: columns with headings, and cells with their units; rows that are wider than
+the terminal are printed as records, one value on a line, so that nothing is cut. Raw is for pipes:
+one line for each row, its cells separated by TABs, without headings. JSON is for programs: one
+object on a line, for each row or record. JSON and raw have raw names and numbers.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import click
-from rich.cells import cell_len, set_cell_size
 
 from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.console.option_groups import grouped_options
+from shalekv.cli.console.units import cell_format, headings, is_time
 from shalekv_client import Commit
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -31,6 +33,9 @@ Record: TypeAlias = Mapping[str, Any]  # values: text, numbers, None, lists, or 
 TABLE_ROWS = 500  # rows whose column widths are computed together
 GAP = "  "  # between columns
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"  # where a cell was cut
+CUT_CELLS_MIN = 16  # of a column that may be cut; with less, rows become records
+
+_PRETTY = f"{__name__}.pretty"  # in the context of the command: whether JSON is indented
 
 
 class Format(enum.Enum):
@@ -42,28 +47,44 @@ class Format(enum.Enum):
 
 
 def format_option(command: CommandT) -> CommandT:
-    """A decorator that adds --format, as the argument `output_format`."""
-    return click.option(
-        "--format",
-        "output_format",
-        type=click.Choice([f.value for f in Format]),
-        callback=_chosen,
-        help="Output format.  [default: table on a terminal, raw elsewhere]",
-    )(command)
+    """A decorator that adds --format, as the argument `output_format`, and --pretty."""
+    return _with_format("Output format.  [default: table]", lambda: Format.TABLE)(command)
+
+
+def data_format_option(command: CommandT) -> CommandT:
+    """The same for commands that print data, which are raw in a pipe or a file of --output."""
+    text = "Output format.  [default: table on a terminal, raw elsewhere]"
+    return _with_format(text, _format_of_data)(command)
 
 
 def brief_format_option(brief: str) -> Callable[[CommandT], CommandT]:
-    """A decorator that adds --format to a command that prints one short line by default.
+    """The same for a command that prints one short line by default.
 
     `brief` describes that line in the help. Without --format the argument `output_format` is None.
     """
-    return click.option(
-        "--format",
-        "output_format",
-        type=click.Choice([f.value for f in Format]),
-        callback=lambda _context, _option, value: Format(value) if value else None,
-        help=f"Print the whole result in this format.  [default: {brief}]",
-    )
+    return _with_format(f"Print the whole result in this format.  [default: {brief}]", lambda: None)
+
+
+def _with_format(text: str, default: Callable[[], Format | None]) -> Callable[[CommandT], CommandT]:
+    def combined(*, format_name: str | None, pretty: bool) -> Format | None:
+        chosen = Format(format_name) if format_name else default()
+        if pretty and chosen is not Format.JSON:
+            raise click.UsageError("--pretty indents JSON: give --format json, too")
+        click.get_current_context().meta[_PRETTY] = pretty
+        return chosen
+
+    def decorate(command: CommandT) -> CommandT:
+        command = grouped_options("output_format", ("format_name", "pretty"), combined)(command)
+        command = click.option("--pretty", is_flag=True, help="Indent JSON.")(command)
+        formats = click.Choice([each.value for each in Format])
+        return click.option("--format", "format_name", type=formats, help=text)(command)
+
+    return decorate
+
+
+def _format_of_data() -> Format:
+    is_file = click.get_current_context().params.get("output_path") is not None
+    return Format.TABLE if sys.stdout.isatty() and not is_file else Format.RAW
 
 
 @contextmanager
@@ -102,8 +123,10 @@ def print_bytes(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def print_json(record: Record, *, indent: int | None = None) -> None:
-    """Print a record as JSON, on one line unless there is an `indent`."""
+def print_json(record: Record) -> None:
+    """Print a record as JSON, on one line unless the command was given --pretty."""
+    context = click.get_current_context(silent=True)
+    indent = 2 if context is not None and context.meta.get(_PRETTY) else None
     print_line(json.dumps(record, ensure_ascii=False, indent=indent))
 
 
@@ -111,18 +134,23 @@ class TablePrinter:
     """Prints rows in columns, a page of `TABLE_ROWS` at a time.
 
     The final widths are known only at the end of the rows, so each page has its own: columns grow
-    from page to page, and never shrink. Written by hand because the tables of rich take 100 us for
-    a row.
+    from page to page, and never shrink. From the first page on that is wider than the terminal,
+    rows are printed as records. Written by hand because the tables of rich take 100 us for a row.
     """
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        """`columns` are the headings."""
-        self._headings = list(columns)
-        self._widths = [cell_len(heading) for heading in columns]
-        self._is_first = True
+    def __init__(self, columns: Sequence[str], *, may_cut: str = "") -> None:
+        """`columns` are the names of the cells. Cells of the column `may_cut` may be shortened."""
+        self.has_cut = False  # whether a cell was shortened
+        self._columns = list(columns)
+        self._headings = headings(columns)
+        self._cut = self._columns.index(may_cut) if may_cut else None
+        self._formats = [cell_format(name) for name in columns]
+        self._widths = [_cells_wide(each) for each in self._headings]
+        self._has_headings = False
+        self._has_records = False
         self._is_terminal = sys.stdout.isatty()
 
-    def print(self, rows: Iterable[Sequence[str]]) -> None:
+    def print(self, rows: Iterable[Sequence[Any]]) -> None:
         """Print more rows."""
         remaining = iter(rows)
         while page := list(islice(remaining, TABLE_ROWS)):
@@ -130,40 +158,72 @@ class TablePrinter:
 
     def finish(self) -> None:
         """Print the headings if no row was printed."""
-        if self._is_first:
+        if not self._has_headings and not self._has_records:
             self._print_page([])
 
-    def _print_page(self, page: list[Sequence[str]]) -> None:
-        columns = list(zip(*page, strict=True)) or [()] * len(self._headings)
-        for number, cells in enumerate(columns):
-            self._widths[number] = max([self._widths[number], *map(_cells_wide, cells)])
-        widths = self._fitting_widths()
-        is_number = [all(map(_is_number, cells)) for cells in columns]
-        if self._is_first:
-            heading = _line(self._headings, widths, is_number)
-            print_line(f"\x1b[1m{heading}\x1b[0m" if self._is_terminal else heading)
-            self._is_first = False
-        for row in page:
+    def _print_page(self, page: Sequence[Sequence[Any]]) -> None:
+        cells = [
+            [format_cell(value) for format_cell, value in zip(self._formats, row, strict=True)]
+            for row in page
+        ]
+        for number, column in enumerate(zip(*cells, strict=True)):
+            self._widths[number] = max([self._widths[number], *map(_cells_wide, column)])
+        widths = None if self._has_records and page else self._fitting_widths()
+        if widths is None:
+            self._print_records(cells)
+            return
+        is_number = [
+            not is_time(name) and _are_numbers([row[number] for row in page])
+            for number, name in enumerate(self._columns)
+        ]
+        if not self._has_headings:
+            line = _line(self._headings, widths, is_number)
+            print_line(f"\x1b[1m{line}\x1b[0m" if self._is_terminal else line)
+            self._has_headings = True
+        for row in cells:
+            self._note_cut(row, widths)
             print_line(_line(row, widths, is_number))
 
-    def _fitting_widths(self) -> list[int]:
-        """The widths, with the widest ones reduced until a row fits on the terminal."""
+    def _fitting_widths(self) -> Sequence[int] | None:
+        """The widths with which a row fits on the terminal; None: it cannot."""
+        excess = sum(self._widths) + len(GAP) * (len(self._widths) - 1) - self._available()
+        if not self._is_terminal or excess <= 0 or len(self._widths) == 1:
+            return self._widths
+        if self._cut is None or self._widths[self._cut] - excess < CUT_CELLS_MIN:
+            return None
         widths = list(self._widths)
-        if self._is_terminal:
-            available = shutil.get_terminal_size().columns - len(GAP) * (len(widths) - 1)
-            while sum(widths) > max(available, len(widths)):
-                widths[widths.index(max(widths))] -= 1
+        widths[self._cut] -= excess
         return widths
+
+    def _print_records(self, page: Sequence[Sequence[str]]) -> None:
+        names = max(map(_cells_wide, self._headings))
+        widths = [self._available() - names - len(GAP)] * len(self._headings)
+        for cells in page:
+            self._note_cut(cells, widths)
+            if self._has_headings or self._has_records:
+                print_line("")
+            self._has_records = True
+            for number, cell in enumerate(cells):
+                shown = _fitted(cell, widths[number]) if number == self._cut else cell
+                print_line(f"{self._headings[number]:<{names}}{GAP}{shown}".rstrip())
+
+    def _note_cut(self, cells: Sequence[str], widths: Sequence[int]) -> None:
+        at = self._cut
+        if at is not None and self._is_terminal and _cells_wide(cells[at]) > widths[at]:
+            self.has_cut = True
+
+    def _available(self) -> int:
+        return shutil.get_terminal_size().columns
 
 
 def print_rows(
     output_format: Format, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 ) -> None:
-    """Print rows whose cells are text, numbers, or None, with `columns` as headings."""
+    """Print rows whose cells are text, numbers, or None; `columns` are their names, with units."""
     match output_format:
         case Format.TABLE:
             table = TablePrinter(columns)
-            table.print([_cell(value) for value in row] for row in rows)
+            table.print(rows)
             table.finish()
         case Format.JSON:
             for row in rows:
@@ -176,16 +236,17 @@ def print_rows(
 def print_record(output_format: Format, record: Record) -> None:
     """Print a nested record: as one JSON object, else one line for each value, with its path."""
     if output_format is Format.JSON:
-        print_json(record, indent=2)
+        print_json(record)
         return
     lines = list(_flat(record))
     if output_format is Format.RAW:
         for path, value in lines:
             print_line(f"{path}\t{_plain(value)}")
         return
-    width = max(cell_len(path) for path, _ in lines)
-    for path, value in lines:
-        print_line(f"{path:<{width}}{GAP}{_cell(value)}")
+    names = headings([path for path, _ in lines])
+    width = max(map(_cells_wide, names), default=0)
+    for name, (path, value) in zip(names, lines, strict=True):
+        print_line(f"{name:<{width}}{GAP}{cell_format(path)(value)}")
 
 
 def record_of(value: Any) -> Any:
@@ -211,28 +272,31 @@ def _flat(record: Record, path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{name}", value or None if isinstance(value, list) else value
 
 
-def _chosen(context: click.Context, _option: click.Parameter, value: str | None) -> Format:
-    if value is not None:
-        return Format(value)
-    # Options that were given are processed before those that were not.
-    is_file = context.params.get("output_path") is not None
-    return Format.TABLE if sys.stdout.isatty() and not is_file else Format.RAW
-
-
 def _line(cells: Sequence[str], widths: Sequence[int], is_number: Sequence[bool]) -> str:
     padded = map(_padded, cells, widths, is_number)
     return GAP.join(padded).rstrip()
 
 
 def _padded(cell: str, width: int, is_number: bool) -> str:
-    spare = width - _cells_wide(cell)
-    if spare < 0:
-        return set_cell_size(cell, width - 1) + ELLIPSIS
-    return " " * spare + cell if is_number else cell + " " * spare
+    cell = _fitted(cell, width)
+    spare = " " * (width - _cells_wide(cell))
+    return spare + cell if is_number else cell + spare
+
+
+def _fitted(cell: str, width: int) -> str:
+    if _cells_wide(cell) <= width:
+        return cell
+    from rich.cells import set_cell_size  # noqa: PLC0415 (slow to import)
+
+    return set_cell_size(cell, max(0, width - 1)) + ELLIPSIS
 
 
 def _cells_wide(text: str) -> int:
-    return len(text) if text.isascii() else cell_len(text)
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # noqa: PLC0415 (slow to import)
+
+    return cell_len(text)
 
 
 def _plain(value: Any) -> str:
@@ -241,20 +305,9 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _cell(value: Any) -> str:
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return f"{value:,}"
-        case _:
-            return str(value)
-
-
-def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.replace(",", "").replace(".", "", 1).isdecimal()
+def _are_numbers(values: Sequence[object]) -> bool:
+    known = [value for value in values if value is not None]
+    return bool(known) and all(type(value) in {int, float} for value in known)
 
 
 def print_commit(commit: Commit, output_format: Format | None) -> None:

@@ -1,20 +1,41 @@
-"""Quantities for people: durations to be parsed, and sizes, durations and rates to be printed.
+"""Quantities for people: durations to be parsed; sizes, durations, times and rates to be printed.
 
-Durations are typed with a unit: ``500ms``, ``10s``, ``5m``, ``2h``, ``1d``.
+Durations are typed with a unit: ``500ms``, ``10s``, ``5m``, ``2h``, ``1d``. Sizes are printed in
+binary units, as settings take them: 1 KiB is 1,024 bytes.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 
 import click
+
+from shalekv.wording import MS_PER_S
+from shalekv.wording import moment as instant
 
 _DURATION = re.compile(r"(\d{1,15})(ms|s|m|h|d)", re.ASCII)
 _MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _KIB = 1024.0
-NEVER = "never"
 US_PER_MS, US_PER_S = 1_000.0, 1_000_000.0
+EXACT_BYTES = 10_000  # below it, sizes are printed to the byte
+NEVER = "never"
+
+# The longest durations of each unit, in microseconds, and the unit in microseconds.
+_DURATIONS = (
+    (US_PER_S, "ms", US_PER_MS),
+    (120 * US_PER_S, "s", US_PER_S),
+    (7_200 * US_PER_S, "min", 60 * US_PER_S),
+    (172_800 * US_PER_S, "h", 3_600 * US_PER_S),
+)
+_DAY_US = 86_400 * US_PER_S
+# The name of a quantity: a stem, its unit, whether it is a limit, and its places in lists.
+_NAME = re.compile(
+    r"(?P<stem>|.*?[._])(?P<unit>bytes|at_ms|time_ms|time_s|ms|us|s)(?P<limit>(?:_max|_min)?)"
+    r"(?P<places>(?:\.\d+)*)"
+)
+_TIMES = frozenset({"at_ms", "time_ms", "time_s"})
+_EXPIRE = "expire_"
 
 
 def duration_ms(text: str) -> int:
@@ -55,14 +76,16 @@ def rate(value: float) -> str:
 
 
 def size(value: float | None) -> str:
-    """Format bytes, such as ``3.0 MiB``; ``?`` for None."""
+    """Format bytes, such as ``512 B`` or ``3.0 MiB``; ``?`` for None."""
     if value is None:
         return "?"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < _KIB:
-            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
+    if value < EXACT_BYTES:
+        return f"{value:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
         value /= _KIB
-    return f"{value:,.1f} TiB"
+        if value < _KIB:
+            return f"{value:.1f} {unit}"
+    return f"{value / _KIB:,.1f} TiB"
 
 
 def share(value: int, most: int) -> str:
@@ -71,15 +94,15 @@ def share(value: int, most: int) -> str:
 
 
 def time(us: float | None) -> str:
-    """Format microseconds, such as ``250 us``, ``1.5 ms`` or ``2.0 h``; ``-`` for None."""
+    """Format microseconds: ``250 us``, ``1.5 ms``, ``34 s``, ``2.5 h``; ``-`` for None."""
     if us is None:
         return "-"
     if us < US_PER_MS:
-        return f"{us:,.0f} us"
-    if us < US_PER_S:
-        return f"{us / US_PER_MS:,.1f} ms"
-    seconds = us / US_PER_S
-    return f"{seconds:,.1f} s" if seconds < 3_600 else f"{seconds / 3_600:,.1f} h"  # noqa: PLR2004
+        return f"{us:.0f} us" if us else "0 s"
+    for below_us, unit, unit_us in _DURATIONS:
+        if us < below_us:
+            return f"{_short(us / unit_us)} {unit}"
+    return f"{_short(us / _DAY_US)} d"
 
 
 def life(ms: float) -> str:
@@ -95,8 +118,92 @@ def life(ms: float) -> str:
     return " ".join(part for part in parts[first : first + 2] if part)
 
 
-def moment(time_s: int) -> str:
-    """Format seconds since the Unix epoch as a UTC date and time; ``never`` for 0."""
-    if not time_s:
-        return NEVER
-    return datetime.fromtimestamp(time_s, UTC).isoformat(sep=" ", timespec="seconds")
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}".removesuffix(".0")  # noqa: PLR2004
+
+
+def moment(time_ms: int) -> str:
+    """Format milliseconds since the Unix epoch, such as ``2026-05-01 12:30:00Z``."""
+    return instant(time_ms).replace("T", " ")
+
+
+def heading(name: str) -> str:
+    """Convert the name of a value to a heading: without its unit, which each cell has."""
+    found = _quantity(name)
+    if found is None:
+        return name
+    stem, unit = found["stem"], found["unit"]
+    if not stem.endswith("_"):
+        stem += "size" if unit == "bytes" else unit
+    elif unit in _TIMES and stem.endswith(_EXPIRE):
+        stem = stem.removesuffix("_") + "s"
+    return stem.rstrip("_") + found["limit"] + found["places"]
+
+
+def headings(names: Sequence[str]) -> Sequence[str]:
+    """Convert the names of columns to headings, which all differ."""
+    short = [heading(name) for name in names]
+    return [
+        each if short.count(each) == 1 else name for each, name in zip(short, names, strict=True)
+    ]
+
+
+def cell_format(name: str) -> Callable[[object], str]:
+    """Return how cells of a column, or values of this name, are printed: by the unit in the name.
+
+    Numbers without a unit are printed with all their digits, and without commas: most are ids.
+    """
+    found = _quantity(name)
+    if found is None:
+        return _cell
+    unit, stem = found["unit"], found["stem"]
+    is_expiry = unit in _TIMES and stem.endswith(_EXPIRE)
+
+    def quantity(value: object) -> str:
+        if is_expiry and (value is None or value == 0):
+            return NEVER
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return _cell(value)
+        return _with_unit(unit, value)
+
+    return quantity
+
+
+def is_time(name: str) -> bool:
+    """Return whether values of this name are points in time."""
+    found = _quantity(name)
+    return found is not None and found["unit"] in _TIMES
+
+
+def _quantity(name: str) -> re.Match[str] | None:
+    found = _NAME.fullmatch(name)
+    is_rate = found is not None and found["stem"].endswith("per_")  # such as `calls_per_s`
+    return None if is_rate else found
+
+
+def _with_unit(unit: str, value: float) -> str:
+    match unit:
+        case "bytes":
+            return size(value)
+        case "at_ms" | "time_ms":
+            return moment(round(value)) if value else "-"
+        case "time_s":
+            return moment(round(value * MS_PER_S)) if value else "-"
+        case "ms":
+            return time(value * US_PER_MS)
+        case "s":
+            return time(value * US_PER_S)
+        case _:
+            return time(value)
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.2f}" if abs(value) >= 1 or not value else f"{value:.2g}"
+        case _:
+            return str(value)
