@@ -2,7 +2,7 @@
 #
 # Nothing has to be prepared: each target builds what it needs. What is built leaves a file behind
 # (.venv/*.stamp, .cache/*.stamp, protos/node_modules/.stamp), and is built again when its lock file
-# or pyproject.toml is newer than that file.
+# or a pyproject.toml is newer than that file.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -17,6 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+GENERATED := clients/python/shalekv/v1
 BUF := protos/node_modules/.bin/buf
 GRPCURL_VERSION := v1.9.4
 
@@ -147,9 +148,9 @@ $(BIN)/python -m grpc_tools.protoc -I protos \
 endef
 
 .PHONY: protos
-protos: .venv/dev.stamp ## Generate server/shalekv/v1 from protos/
-	@rm -f server/shalekv/v1/*_pb2*
-	@$(call generate,server)
+protos: .venv/dev.stamp ## Generate clients/python/shalekv/v1 from protos/
+	@rm -f $(GENERATED)/*_pb2*
+	@$(call generate,clients/python)
 
 .PHONY: protos-baseline
 protos-baseline: protos/node_modules/.stamp ## Accept the protos as they are: later ones must be compatible
@@ -164,8 +165,8 @@ check-protos: .venv/dev.stamp protos/node_modules/.stamp
 	@$(BUF) breaking protos --against protos/baseline.binpb
 	@rm -rf .cache/generated && mkdir -p .cache/generated
 	@$(call generate,.cache/generated)
-	@diff -rq -x __pycache__ -x __init__.py .cache/generated/shalekv/v1 server/shalekv/v1 || { \
-	  echo "server/shalekv/v1 is not what the protos generate: run \`make protos\`." >&2; exit 1; }
+	@diff -rq -x __pycache__ -x __init__.py -x py.typed .cache/generated/shalekv/v1 $(GENERATED) || { \
+	  echo "$(GENERATED) is not what the protos generate: run \`make protos\`." >&2; exit 1; }
 
 ## Environment
 
@@ -181,6 +182,7 @@ STORES := --extra gcs --extra azure --extra sqlite --extra mysql --extra postgre
 
 # One lock serves all platforms and Pythons; every file has its hashes.
 compile = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --no-emit-package shalekv-client \
   --custom-compile-command "make lock" -o requirements/$(1).lock $(ARGS)
 
 .PHONY: clean
@@ -197,17 +199,20 @@ clean: ## Remove what the targets above have built (never ./data)
 
 # The locks hold all dependencies and the build backend, so that nothing is fetched without a hash
 # and the install of this repository resolves nothing.
-.venv/run.stamp: requirements/run.lock pyproject.toml | .venv/pyvenv.cfg
+PROJECTS := pyproject.toml clients/python/pyproject.toml
+EDITABLE := --editable clients/python --editable .
+
+.venv/run.stamp: requirements/run.lock $(PROJECTS) | .venv/pyvenv.cfg
 	@echo "installing requirements/run.lock"
 	@$(PIP) install --no-deps --require-hashes -r requirements/run.lock
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(PIP) install --no-deps --no-build-isolation $(EDITABLE)
 	@touch $@
 
 # dev.lock has all that run.lock has, in the same versions: after this, `make run` adds nothing.
-.venv/dev.stamp: requirements/dev.lock requirements/run.lock pyproject.toml | .venv/pyvenv.cfg
+.venv/dev.stamp: requirements/dev.lock requirements/run.lock $(PROJECTS) | .venv/pyvenv.cfg
 	@echo "installing requirements/dev.lock"
 	@$(PIP) install --no-deps --require-hashes -r requirements/dev.lock
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(PIP) install --no-deps --no-build-isolation $(EDITABLE)
 	@touch .venv/run.stamp $@
 
 # For `lock` alone: it must not need the locks to agree with pyproject.toml.

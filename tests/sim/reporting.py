@@ -84,7 +84,8 @@ FOLDER = Path(".cache/sim")  # of timelines
 ALL_LINES = 1_000_000  # more than any run has
 LINES_SHOWN = 30  # on each side of what went wrong
 BATCH_SEEDS = 100  # progress is reported after this many
-SIMULATED = ("server", "tests/sim")  # the folders that decide about every run
+# The folders that decide about every run.
+SIMULATED = ("server", "clients/python/shalekv", "tests/sim")
 _HEADING = "profile       seeds  crashes  pauses  virtual hours  x real time  failures"
 # Polls of the manifest and of the clock, which all processes repeat.
 _DULL = re.compile(r"list \S+ of \S+: list$|now_ms\b")

@@ -52,12 +52,15 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the wheel under the name of a zip, since Spark takes no other."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
-    subprocess.run([*build, "--directory", str(folder)], cwd=ROOT, check=True, capture_output=True)
-    wheel = next(folder.glob("shalekv-*.whl"))
-    return wheel.rename(folder / "shalekv.zip")
+    """The zip of both distributions, made by the commands of server/docs/pipeline.md."""
+    folder = tmp_path_factory.mktemp("packages")
+    install = ["pip", "install", "--no-deps", "--no-build-isolation", "--target", str(folder)]
+    projects = [str(ROOT), str(ROOT / "clients" / "python")]
+    subprocess.run([sys.executable, "-m", *install, *projects], check=True, capture_output=True)
+    found = folder / "shalekv.zip"
+    create = ["zipfile", "--create", str(found), *map(str, folder.glob("shalekv*"))]
+    subprocess.run([sys.executable, "-m", *create], check=True, capture_output=True)
+    return found
 
 
 @pytest.fixture

@@ -146,6 +146,8 @@ if TYPE_CHECKING:
         WatchProgress,
     )
 
+__version__ = "0.8.0"
+
 __all__ = [
     "Abandoned",
     "AccessGrant",
@@ -273,6 +275,7 @@ __all__ = [
     "Wire",
     "WriterStatus",
     "WrongDatabase",
+    "__version__",
 ]
 
 # The public names of each module, which is imported when one of them is first asked for: a program

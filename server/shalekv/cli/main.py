@@ -10,10 +10,10 @@ import os
 
 import click
 
-from shalekv import __version__
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.console.lazy_commands import CommandTable, LazyCommands
 from shalekv.errors import ShaleError
+from shalekv.version import VERSION
 
 # Without this, gRPC prepares for a fork whenever this process starts another one, and breaks the
 # calls that are under way. The processes that we start run other programs: no preparation is
@@ -119,7 +119,7 @@ and read on with:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="The --help of a command explains its exit codes.",
 )
-@click.version_option(__version__, prog_name="shalekv")
+@click.version_option(VERSION, prog_name="shalekv")
 def shalekv() -> None:
     """Hold the commands of ShaleKV."""
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-import shalekv
 from shalekv.clock import Clock
 from shalekv.protocol.compaction.policy import LevelTargets, debt_bytes
 from shalekv.protocol.manifest import (
@@ -41,6 +40,7 @@ from shalekv.settings.budget import MemoryShares
 from shalekv.store.api import RequestKind
 from shalekv.store.counting import Count, Operation
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
+from shalekv.version import VERSION
 from shalekv.watch.stream import Watches
 from shalekv.write.snapshots import SnapshotUsage
 from shalekv.write.wal import MemberReport, Safekeepers
@@ -432,7 +432,7 @@ class ProcessReport:
     def complete(self, reply: admin_pb2.StatusReply) -> Answer[admin_pb2.StatusReply]:
         """Add version, uptime, memory, watches and readiness to a status, and then the levels."""
         now_ms = self._clock.monotonic_ms()
-        reply.version = shalekv.__version__
+        reply.version = VERSION
         reply.url = self._url
         reply.uptime_ms = int(now_ms - self._began_ms)
         reply.memory.CopyFrom(self.memory.status())

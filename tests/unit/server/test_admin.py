@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import shalekv
 import shalekv_client
 from shalekv.cli.commands.admin_stats import OBJECT_KINDS, RECORD_KINDS
 from shalekv.clock import LoopClock
@@ -28,6 +27,7 @@ from shalekv.settings import CompactorSettings, StoreSettings, WriterSettings
 from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv.version import VERSION
 from shalekv.write.engine import WriterEngine
 from shalekv.write.opening import open_log
 from shalekv.write.snapshots import SnapshotUsage
@@ -56,7 +56,7 @@ async def test_status_shows_what_was_written() -> None:
         await writer.put(b"b", durability=MEMORY)
         await writer.store.arrived(1)
         reply = status_of(writer)
-        assert reply.version == shalekv.__version__
+        assert reply.version == VERSION
         assert (reply.url, reply.writer.open_ms) == ("memory://held", 12)
         assert reply.header.role == kv_pb2.ROLE_WRITER
         assert (reply.header.epoch, reply.header.seq, reply.header.wal_id) == (1, 2, 3)

@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 import structlog
 
-from shalekv import __version__
 from shalekv.errors import (
     DatabaseExists,
     DatabaseMismatch,
@@ -49,6 +48,7 @@ from shalekv.store.safekeeper_log.folder import DataFolder
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.safekeeper_log.syncer import Syncer
 from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, parse_url
+from shalekv.version import VERSION
 from shalekv.write.quorum.links import DatabasePlace, NodeStatus, RelayLinks
 
 _ID_BYTES = 16
@@ -226,7 +226,7 @@ class Node:
         chosen = [self._hosted[database_id]] if database_id else self._hosted.values()
         folder = self._folder
         free_bytes = folder.files.filesystem.free_bytes(folder.path)
-        return NodeStatus(__version__, [hosted.status() for hosted in chosen], free_bytes)
+        return NodeStatus(VERSION, [hosted.status() for hosted in chosen], free_bytes)
 
     # Lifecycle.
 
