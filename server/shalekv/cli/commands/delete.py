@@ -14,13 +14,17 @@ from shalekv.cli.console.connection import (
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options
 from shalekv.cli.console.options import RangeFlags, condition_options, range_options
 from shalekv.cli.console.output import Format, brief_format_option, print_commit
-from shalekv_client import Client, Commit, Condition, Durability
+from shalekv.wording import counted
+from shalekv_client import Client, Commit, Condition, Durability, PermissionDenied
 
 _HELP = """Delete KEY, or all keys of a range, and print the sequence number of the commit.
 
 Deleting a key without a value succeeds, unless a condition forbids it. A range is deleted in one
-commit, at a cost that does not depend on the number of its keys. There is no confirmation, but
---all requires --yes.
+commit. There is no confirmation, but --all requires --yes.
+
+stderr says how many keys were deleted. For that the server reads them, up to 10,000, which takes
+longer than the delete itself, and needs the permission to read them: without it, they are deleted
+and not counted. With --no-count nothing is read, and with --durability memory by default.
 
 \b
 Examples:
@@ -40,6 +44,12 @@ Examples:
     "--all", "all_keys", is_flag=True, help="Delete all keys of the database; needs --yes."
 )
 @click.option("--yes", is_flag=True, help="Confirm --all.")
+@click.option(
+    "--count/--no-count",
+    "counts",
+    default=None,
+    help="Say on stderr how many keys were deleted.  [default: unless --durability is memory]",
+)
 @condition_options
 @encoding_options
 @brief_format_option("the sequence number")
@@ -51,6 +61,7 @@ def delete(  # noqa: PLR0913 (click passes each option by its name)
     key_range: RangeFlags,
     all_keys: bool,
     yes: bool,
+    counts: bool | None,
     condition: Condition | None,
     encoding: Encoding,
     output_format: Format | None,
@@ -61,13 +72,40 @@ def delete(  # noqa: PLR0913 (click passes each option by its name)
     _refuse_contradictions(key, key_range, condition, all_keys=all_keys, yes=yes)
     wanted = None if key is None else argument_bytes(encoding, key, "KEY")
     keys = key_range.decoded(encoding)
+    if counts is None:  # what is counted is durable before it is answered
+        counts = durability is not Durability.MEMORY
 
-    async def call(client: Client) -> Commit:
+    async def call(client: Client, *, count: bool) -> Commit:
         if wanted is not None:
-            return await client.delete(wanted, condition=condition, durability=durability)
-        return await client.delete_range(**keys, all_keys=all_keys, durability=durability)
+            return await client.delete(
+                wanted, condition=condition, count=count, durability=durability
+            )
+        return await client.delete_range(
+            **keys, all_keys=all_keys, count=count, durability=durability
+        )
 
-    print_commit(talk(target, call, mutates=True), output_format)
+    async def call_counting(client: Client) -> tuple[Commit, str]:
+        try:
+            return await call(client, count=counts), "the server is older than this client"
+        except PermissionDenied as denied:
+            if not counts or denied.verb != "read":
+                raise
+        return await call(client, count=False), "reading is not allowed (--no-count: don't try)"
+
+    commit, why_not = talk(target, call_counting, mutates=True)
+    print_commit(commit, output_format)
+    if counts and commit.deleted is None:
+        click.echo(f"not counted: {why_not}", err=True)
+    elif counts:
+        click.echo(deleted_text(commit, key), err=True)
+
+
+def deleted_text(commit: Commit, key: str | None) -> str:
+    """Say how many keys a counted delete has deleted: of a range, or the one called `key`."""
+    if key is not None and not commit.deleted:
+        return f"not found: {key}"
+    bound = "at least " if commit.deleted_more else ""
+    return f"deleted {bound}{counted(commit.deleted or 0, 'key')}"
 
 
 def _refuse_contradictions(

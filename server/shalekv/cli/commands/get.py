@@ -31,14 +31,15 @@ from shalekv.cli.console.output import (
 )
 from shalekv_client import Client, Value
 
-COUNTER_BYTES = 8
+_BLANKS = str.maketrans(dict.fromkeys("\n\t\r", " "))  # parts of a text, though not printable
 
 _HELP = """Print the value of KEY.
 
 If the key has no value, the exit code is 1, with a message on stderr.
 
-Without --format the value is printed on a line, with unprintable characters escaped. The format raw
-prints the exact bytes; table and json include the sequence number and the expiry.
+Without --format the value is printed on a line, with unprintable characters escaped. A value of 8
+bytes that is no text is printed as the number of a counter. The format raw prints the exact bytes;
+table and json include the sequence number and the expiry, json also the number as "counter".
 
 \b
 Examples:
@@ -47,7 +48,8 @@ Examples:
   shalekv get --escaped 'row\\x00\\x01'     a key with escapes; the value is escaped, too
   shalekv get logo --format raw > a.png   the exact bytes of the value
   shalekv get greeting --format json      with sequence number and expiry
-  shalekv get hits --as-int64             a counter, as written by `shalekv add`
+  shalekv get hits                        the number of a counter, as written by `shalekv add`
+  shalekv get hits --as-int64             the same; an error if it is no counter
   shalekv get greeting --snapshot nightly the value at a snapshot
   shalekv get greeting --addr 10.0.0.6:7654,10.0.0.7:7654 --max-staleness 2s
 """
@@ -79,40 +81,61 @@ def get(
     if found is None:
         click.echo(f"not found: {encoding.encode(wanted)}", err=True)
         raise SystemExit(ClientExit.NOT_FOUND)
-    number = _counter(found.value) if as_int64 else None
+    if as_int64:
+        _check_counter(found)
     with printing():
-        _print(wanted, found, number, encoding, output_format)
+        _print(wanted, found, encoding, output_format, as_int64=as_int64)
 
 
-def _counter(value: bytes) -> int:
-    if len(value) != COUNTER_BYTES:
-        problem = f"a counter has {COUNTER_BYTES} bytes, and this value has {len(value)}"
-        click.echo(f"Error: --as-int64: {problem}", err=True)
-        raise SystemExit(ExitCode.USAGE)
-    return int.from_bytes(value, "little", signed=True)
+def counter_of(found: Value) -> int | None:
+    """Return the number of a value that looks like a counter; None if it is something else.
+
+    A counter has 8 bytes. A text of 8 bytes is taken for a text.
+    """
+    try:
+        number = found.as_int()
+    except ValueError:
+        return None
+    try:
+        is_text = found.value.decode("utf-8").translate(_BLANKS).isprintable()
+    except UnicodeDecodeError:
+        return number
+    return None if is_text else number
+
+
+def _check_counter(found: Value) -> None:
+    try:
+        found.as_int()
+    except ValueError as error:
+        click.echo(f"Error: --as-int64: {error}", err=True)
+        raise SystemExit(ExitCode.USAGE) from None
 
 
 def _print(
     key: bytes,
     found: Value,
-    number: int | None,
     encoding: Encoding,
     output_format: Format | None,
+    *,
+    as_int64: bool,
 ) -> None:
-    formatted = encoding.encode(found.value) if number is None else str(number)
+    counter = found.as_int() if as_int64 else counter_of(found)
+    is_number = counter is not None and (as_int64 or encoding is Encoding.TEXT)
+    formatted = str(counter) if is_number else encoding.encode(found.value)
     match output_format:
-        case None if encoding is Encoding.TEXT and number is None:
+        case None if encoding is Encoding.TEXT and not is_number:
             print_line(printable(found.value, keep="\n\t"))
         case None:
             print_line(formatted)
         case Format.RAW:
-            print_bytes(found.value if number is None else formatted.encode())
+            print_bytes(formatted.encode() if as_int64 else found.value)
         case Format.JSON:
             value = json_field("value", found.value, encoding)
             print_json(
                 {
                     **json_field("key", key, encoding),
-                    **(value if number is None else {"value": number}),
+                    **({"value": counter} if as_int64 else value),
+                    **({} if counter is None or as_int64 else {"counter": counter}),
                     "seq": found.seq,
                     "expire_at_ms": found.expire_at_ms,
                 }

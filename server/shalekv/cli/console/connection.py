@@ -80,7 +80,7 @@ class ClientExit(enum.IntEnum):
 _MEANING: Mapping[int, str] = MappingProxyType(
     {
         ExitCode.OK: "done",
-        ClientExit.NOT_FOUND: "get: the key has no value",
+        ClientExit.NOT_FOUND: "get, exists, ttl, touch: a key has no value",
         ExitCode.USAGE: "an argument, a row or a request is wrong; it changed nothing",
         ExitCode.FENCED: "this server was fenced by a newer writer; nothing was done",
         ClientExit.UNREACHABLE: "there is no connection to the server",

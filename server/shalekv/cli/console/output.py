@@ -320,12 +320,14 @@ def print_commit(commit: Commit, output_format: Format | None) -> None:
 
 
 def commit_record(commit: Commit) -> Record:
-    """The sequence number, place in the WAL, and durability of a commit."""
+    """The sequence number, place in the WAL, and durability of a commit, and what it deleted."""
+    counted = {"deleted": commit.deleted, "deleted_more": commit.deleted_more}
     return {
         "seq": commit.seq,
         "wal_id": commit.wal_id,
         "epoch": commit.epoch,
         "durability": commit.durability.name.lower() if commit.durability else None,
+        **({} if commit.deleted is None else counted),
     }
 
 
