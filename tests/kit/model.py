@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shalekv.errors import ConditionFailed, CounterOverflow, NotACounter
 from shalekv.v1 import kv_pb2
-from tests.sim.history import Got, Refusal, WriteRequest, WriteResult
+from tests.sim.history import Got, OperationResult, Refusal, WriteRequest, WriteResult
 
 Left: TypeAlias = dict[bytes, tuple[bytes | None, int]]  # value (None: deleted) and expiry by key
 
@@ -116,10 +116,15 @@ def keys_in(universe: Sequence[bytes], keys: kv_pb2.KeyRange) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Effect of a request in one state: its answer, and the new versions of the changed keys."""
+    """Effect of a request in one state: its answer, and the new versions of the changed keys.
+
+    It `writes` if it takes a place in the log. Refusals, reads, deletes of empty ranges and touches
+    of what is not there do not.
+    """
 
     answer: WriteResult | Refusal
     left: Left = field(default_factory=dict)
+    writes: bool = False
 
 
 class _Refused(Exception):
@@ -130,41 +135,21 @@ class _Refused(Exception):
 
 def rests_on_state(request: WriteRequest) -> bool:
     match request:
-        case kv_pb2.PutRequest() | kv_pb2.DeleteRequest():
+        case kv_pb2.PutRequest():
             return request.HasField("precondition")
+        case kv_pb2.DeleteRequest():
+            return request.count_deleted or request.HasField("precondition")
         case kv_pb2.WriteRequest():
-            return any(change.HasField("add") for change in request.changes)
+            return any(map(_reads, request.changes))
         case kv_pb2.DeleteRangeRequest():
-            return False
+            return request.count_deleted
         case kv_pb2.TxnRequest():
-            reads = any(
-                each.HasField("get") or each.change.HasField("add") for each in request.then
-            )
+            reads = any(each.HasField("get") or _reads(each.change) for each in request.then)
             return reads or bool(request.compares)
 
 
-def writes(request: WriteRequest, answer: WriteResult | Refusal) -> bool:
-    """Return whether it takes a place in the log.
-
-    Refusals, reads and deletes of empty ranges do not.
-    """
-    if isinstance(answer, Refusal):
-        return False
-    changes: list[kv_pb2.Change] = []
-    match request:
-        case kv_pb2.PutRequest() | kv_pb2.DeleteRequest():
-            return True
-        case kv_pb2.DeleteRangeRequest():
-            return not _is_empty(request.range)
-        case kv_pb2.WriteRequest():
-            changes = list(request.changes)
-        case kv_pb2.TxnRequest():
-            taken = request.then if answer.succeeded else request.otherwise
-            changes = [each.change for each in taken if each.HasField("change")]
-    return any(
-        not (each.HasField("delete_range") and _is_empty(each.delete_range.range))
-        for each in changes
-    )
+def _reads(change: kv_pb2.Change) -> bool:
+    return change.HasField("add") or change.HasField("touch")
 
 
 def _is_empty(keys: kv_pb2.KeyRange) -> bool:
@@ -193,7 +178,8 @@ def keys_of(request: WriteRequest, universe: Sequence[bytes]) -> list[bytes]:
         if change.HasField("delete_range"):
             named += keys_in(universe, change.delete_range.range)
         else:
-            named.append(change.put.key or change.delete.key or change.add.key)
+            one = change.put.key or change.delete.key or change.add.key or change.touch.key
+            named.append(one)
     return sorted(set(named))
 
 
@@ -215,22 +201,26 @@ def decide(request: WriteRequest, moment: Moment) -> Effect:
                 draft.put(request)
             case kv_pb2.DeleteRequest():
                 _demand(request.precondition, request.key, moment)
-                draft.left[request.key] = (None, 0)
+                draft.delete(request.key)
+                if request.count_deleted:
+                    result = WriteResult(deleted=int(moment.got(request.key).value is not None))
             case kv_pb2.DeleteRangeRequest():
                 draft.delete_range(request.range)
+                if request.count_deleted:
+                    result = WriteResult(deleted=len(keys_in([*moment.visible()], request.range)))
             case kv_pb2.WriteRequest():
                 results = [draft.change(change) for change in request.changes]
-                result = WriteResult(results=tuple(each for each in results if each is not None))
+                result = WriteResult(results=tuple(each for each in results if type(each) is int))
             case kv_pb2.TxnRequest():
                 result = _txn(request, draft)
     except _Refused as refused:
         return Effect(refused.refusal)
-    return Effect(result, draft.left)
+    return Effect(result, draft.left, draft.writes)
 
 
 def _txn(request: kv_pb2.TxnRequest, draft: _Draft) -> WriteResult:
     succeeded = all(_holds(compare, draft.moment) for compare in request.compares)
-    results: list[Got | int | None] = []
+    results: list[OperationResult] = []
     for each in request.then if succeeded else request.otherwise:
         if each.HasField("get"):
             results.append(draft.moment.got(each.get.key))
@@ -239,30 +229,49 @@ def _txn(request: kv_pb2.TxnRequest, draft: _Draft) -> WriteResult:
     return WriteResult(succeeded, tuple(results))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Draft:
     """The changes of one request up to now."""
 
     moment: Moment
     left: Left = field(default_factory=dict)
+    writes: bool = False
 
-    def change(self, change: kv_pb2.Change) -> int | None:
-        """Apply one change; the new value if it is an add."""
+    def change(self, change: kv_pb2.Change) -> int | bool | None:
+        """Apply one change; the new value if it is an add, whether there is one if a touch."""
         match change.WhichOneof("change"):
             case "put":
                 self.put(change.put)
             case "delete":
-                self.left[change.delete.key] = (None, 0)
+                self.delete(change.delete.key)
             case "delete_range":
                 self.delete_range(change.delete_range.range)
             case "add":
                 return self._add(change.add)
+            case "touch":
+                return self._touch(change.touch)
         return None
 
     def put(self, put: kv_pb2.PutRequest | kv_pb2.PutChange) -> None:
-        self.left[put.key] = (put.value, self.moment.now_ms + put.ttl_ms if put.ttl_ms else 0)
+        self._set(put.key, put.value, put.ttl_ms)
+
+    def _set(self, key: bytes, value: bytes, ttl_ms: int) -> None:
+        self.left[key] = (value, self.moment.now_ms + ttl_ms if ttl_ms else 0)
+        self.writes = True
+
+    def delete(self, key: bytes) -> None:
+        self.left[key] = (None, 0)
+        self.writes = True
+
+    def _touch(self, touch: kv_pb2.TouchChange) -> bool:
+        value, _ = self.left.get(touch.key, (self.moment.got(touch.key).value, 0))
+        if value is None:
+            return False
+        self._set(touch.key, value, touch.ttl_ms)
+        return True
 
     def delete_range(self, keys: kv_pb2.KeyRange) -> None:
+        self.writes |= not _is_empty(keys)
         self.left.update((key, (None, 0)) for key in self.moment.keys_in(keys))
 
     def _add(self, add: kv_pb2.AddChange) -> int:
@@ -276,6 +285,7 @@ class _Draft:
         if not -(2**63) <= total < 2**63:
             raise _Refused(Refusal(CounterOverflow.reason))
         self.left[add.key] = (total.to_bytes(8, "little", signed=True), expire_at_ms)
+        self.writes = True
         return total
 
 

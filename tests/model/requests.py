@@ -50,6 +50,7 @@ CHANGES = st.one_of(
         lambda keys: {"delete_range": {"range": keys}},
         RANGES.filter(lambda each: any(each.values())),
     ),
+    st.builds(lambda key, ttl_ms: {"touch": {"key": key, "ttl_ms": ttl_ms}}, KEYS, LIVES_MS),
     st.builds(
         lambda key, delta: {"add": {"key": key, "delta": delta}},
         KEYS,
@@ -85,7 +86,7 @@ _CONDITIONS: Any = st.one_of(
 
 def one_key_requests(durabilities: Any) -> Any:
     common: Any = {"key": KEYS, "precondition": _CONDITIONS, "durability": durabilities}
-    return st.builds(kv_pb2.DeleteRequest, **common) | st.builds(
+    return st.builds(kv_pb2.DeleteRequest, count_deleted=st.booleans(), **common) | st.builds(
         kv_pb2.PutRequest, value=VALUES, ttl_ms=LIVES_MS, **common
     )
 
@@ -96,11 +97,15 @@ def batch_requests(durabilities: Any) -> Any:
         CHANGES, min_size=1, max_size=5
     )
     return st.builds(kv_pb2.WriteRequest, changes=changes, durability=durabilities) | st.builds(
-        lambda keys, durability: kv_pb2.DeleteRangeRequest(
-            range=kv_pb2.KeyRange(**keys), all=not any(keys.values()), durability=durability
+        lambda keys, durability, is_counted: kv_pb2.DeleteRangeRequest(
+            range=kv_pb2.KeyRange(**keys),
+            all=not any(keys.values()),
+            durability=durability,
+            count_deleted=is_counted,
         ),
         RANGES,
         durabilities,
+        st.booleans(),
     )
 
 
@@ -145,13 +150,16 @@ def got(reply: Any) -> Got:
 
 
 def check_reply(reply: Any, result: WriteResult) -> None:
-    if isinstance(reply, kv_pb2.WriteReply):
+    if isinstance(reply, kv_pb2.DeleteReply | kv_pb2.DeleteRangeReply):
+        assert (reply.deleted if reply.HasField("deleted") else None) == result.deleted
+    elif isinstance(reply, kv_pb2.WriteReply):
         assert tuple(reply.counters) == result.results
     elif isinstance(reply, kv_pb2.TxnReply):
         assert reply.succeeded is result.succeeded
-        shown: dict[str, Callable[[Any], Got | int]] = {
+        shown: dict[str, Callable[[Any], Got | int | bool]] = {
             "get": lambda each: got(each.get),
             "counter": lambda each: each.counter,
+            "touched": lambda each: each.touched,
         }
         kinds = [each.WhichOneof("result") for each in reply.results]
         results = zip(kinds, reply.results, strict=True)
@@ -164,6 +172,27 @@ def check_refusal(error: BaseException | None, refusal: Refusal) -> None:
     assert error.reason == refusal.reason
     if refusal.found_seq is not None:
         assert getattr(error, "found_seq") == refusal.found_seq  # noqa: B009 - of one kind of error
+
+
+def check_life(reply: kv_pb2.GetReply, found: Got, now_ms: int) -> None:
+    """A get without the value tells whether there is one, and how long it lives."""
+    assert (reply.found, reply.value) == (found.value is not None, b"")
+    assert (reply.seq, reply.expire_at_ms) == found[1:]
+    assert reply.ttl_ms == (found.expire_at_ms - now_ms if found.expire_at_ms else 0)
+
+
+def count_of(scan: kv_pb2.ScanRequest) -> kv_pb2.CountRequest:
+    """The count of what a scan shows, to its limit of entries."""
+    return kv_pb2.CountRequest(header=scan.header, range=scan.range, limit=scan.limit)
+
+
+def check_count(
+    reply: kv_pb2.CountReply, request: kv_pb2.CountRequest, now: Mapping[bytes, Got]
+) -> None:
+    """A count is the number of keys that are there, up to its limit."""
+    there = len(keys_in([*now], request.range))
+    assert reply.count == (min(there, request.limit) if request.limit else there)
+    assert reply.more == (there > reply.count)
 
 
 def check_scan(

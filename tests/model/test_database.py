@@ -26,7 +26,7 @@ from shalekv.errors import KeyReused, ShaleError, SnapshotNotFound
 from shalekv.format.sst_message import info_message
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.kit.model import Left, Moment, Timeline, decide, writes
+from tests.kit.model import Left, Moment, Timeline, decide
 from tests.model.requests import (
     ALL_KEYS,
     CHANGES,
@@ -38,9 +38,11 @@ from tests.model.requests import (
     SCANS,
     VALUES,
     batch_requests,
+    check_count,
     check_refusal,
     check_reply,
     check_scan,
+    count_of,
     got,
     one_key_requests,
     txn_requests,
@@ -122,7 +124,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         """Lose the writer's memory, in the middle of a write whose answer is lost."""
         request = kv_pb2.WriteRequest(changes=changes, durability=DURABLE)
         effect = decide(request, self.now())
-        is_write = writes(request, effect.answer)
+        is_write = effect.writes
         asked = self.database.begin("write", request)
         self.database.pass_ms(after_ms)
         if asked.done() and isinstance(effect.answer, Refusal):
@@ -202,7 +204,7 @@ class DatabaseMachine(RuleBasedStateMachine):
             return
         assert isinstance(effect.answer, WriteResult)
         check_reply(reply, effect.answer)
-        if writes(request, effect.answer):
+        if effect.writes:
             self.landed(effect.left, reply.header.seq)
             if key:
                 self.sent[key] = Sent(request, reply)
@@ -271,6 +273,8 @@ class DatabaseMachine(RuleBasedStateMachine):
         """A range is read, either way, to its end or to a limit."""
         request.header.read_level = level
         check_scan(self.database.scan(request), request, self.now().visible())
+        count = count_of(request)
+        check_count(self.database.ask("count", count), count, self.now().visible())
 
     # --- snapshots -----------------------------------------------------------------------------
 
@@ -295,6 +299,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         request.header.snapshot_id = snapshot_id
         get = kv_pb2.GetRequest(header=request.header, key=key)
         check_scan(self.database.scan(request), request, then)
+        check_count(self.database.ask("count", count_of(request)), count_of(request), then)
         assert got(self.database.ask("get", get)) == then.get(key, Got())
         if self.database.reader is not None:
             check_scan(self.database.scan_replica(request), request, then)

@@ -22,7 +22,7 @@ from shalekv.errors import KeyExpired, KeyReused
 from shalekv.server.service import Call
 from shalekv.v1 import kv_pb2
 from tests.kit.inline_runtime import gathered
-from tests.kit.model import decide, rests_on_state, writes
+from tests.kit.model import decide, rests_on_state
 from tests.kit.serving.answers import scan_of
 from tests.model.requests import (
     DURABLE,
@@ -32,8 +32,11 @@ from tests.model.requests import (
     METHODS,
     SCANS,
     batch_requests,
+    check_count,
+    check_life,
     check_reply,
     check_scan,
+    count_of,
     got,
     one_key_requests,
     txn_requests,
@@ -58,6 +61,7 @@ class ClientMachine(WriterMachine):
         """One key is read, or some at one moment."""
         header, kv = kv_pb2.RequestHeader(read_level=level), self.now.writer.kv
         one = kv_pb2.GetRequest(header=header, key=keys[0])
+        life = kv_pb2.GetRequest(header=header, key=keys[0], omit_value=True)
         many = kv_pb2.BatchGetRequest(header=header, keys=keys)
         if self.waits(level):
             self.check_waits(kv.get, one)
@@ -68,6 +72,7 @@ class ClientMachine(WriterMachine):
             results = [reply] if isinstance(reply, kv_pb2.GetReply) else reply.results
             assert [got(each) for each in results] == [now.got(key) for key in keys[: len(results)]]
             self.check_header(reply.header, level, [each.seq for each in results])
+        check_life(self.ask(kv.get, life), now.got(keys[0]), now.now_ms)
 
     @rule(request=SCANS, level=LEVELS)
     def scan(self, request: kv_pb2.ScanRequest, level: Any) -> None:
@@ -80,6 +85,8 @@ class ClientMachine(WriterMachine):
         check_scan(replies, request, now.visible())
         for reply in replies:
             self.check_header(reply.header, level, [entry.seq for entry in reply.entries])
+        count = count_of(request)
+        check_count(self.ask(self.now.writer.kv.count, count), count, now.visible())
 
     # --- writes --------------------------------------------------------------------------------
 
@@ -126,7 +133,7 @@ class ClientMachine(WriterMachine):
         seq = log.next_seq
         assert seq > self.last_seq
         effect = decide(request, moment)
-        is_write, rests = writes(request, effect.answer), rests_on_state(request)
+        is_write, rests = effect.writes, rests_on_state(request)
         is_judged = rests or isinstance(request, kv_pb2.TxnRequest)
         self.last_seq = seq
         if is_write:

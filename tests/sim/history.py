@@ -38,16 +38,20 @@ class Got(NamedTuple):
     expire_at_ms: int = 0
 
 
+# Of a get, of an add the counter's new value, of a touch whether there is a value, of others None.
+OperationResult: TypeAlias = Got | int | bool | None
+
+
 @dataclass(frozen=True, slots=True)
 class WriteResult:
     """A reply without its header: one result for each operation of the branch that was taken.
 
-    A get has a `Got`, an add the counter's new value, another change None. The reply to a batch has
-    only the counters.
+    The reply to a batch has only the counters, that to a delete how many it deleted.
     """
 
     succeeded: bool = True
-    results: tuple[Got | int | None, ...] = ()
+    results: tuple[OperationResult, ...] = ()
+    deleted: int | None = None  # None: not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class Operation:
                 changes = [operation.change for operation in operations]
             case _:
                 changes = []
-        return {change.put.ttl_ms for change in changes}
+        return {change.put.ttl_ms or change.touch.ttl_ms for change in changes}
 
     @property
     def seqs(self) -> set[int]:

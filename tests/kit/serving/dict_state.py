@@ -16,7 +16,7 @@ from shalekv import errors
 from shalekv.rpc.status import status_of
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.model import Moment, Timeline, decide, keys_of
-from tests.sim.history import Got, Refusal, WriteRequest, WriteResult
+from tests.sim.history import Got, OperationResult, Refusal, WriteRequest, WriteResult
 
 EPOCH = 7
 DATABASE_ID = bytes(range(16))
@@ -232,13 +232,15 @@ class State:
                 )
         return effect.answer
 
-    def _result(self, result: Got | int | None) -> kv_pb2.TxnResult:
+    def _result(self, result: OperationResult) -> kv_pb2.TxnResult:
         if isinstance(result, Got):
             found = kv_pb2.GetReply(header=self.header())
             if result.value is not None:
                 found.found, found.value, found.seq = True, result.value, result.seq
                 found.expire_at_ms = result.expire_at_ms
             return kv_pb2.TxnResult(get=found)
+        if isinstance(result, bool):
+            return kv_pb2.TxnResult(touched=result)
         return kv_pb2.TxnResult() if result is None else kv_pb2.TxnResult(counter=result)
 
 
