@@ -19,9 +19,12 @@ if TYPE_CHECKING:
         AccessRule,
         AccessVerb,
         CallerAccess,
+        Ingested,
+        ProcessRequests,
+        RequestKind,
         Snapshot,
+        Stats,
     )
-    from shalekv_client.calls import Ingested
     from shalekv_client.changes import (
         Add,
         Batch,
@@ -31,12 +34,14 @@ if TYPE_CHECKING:
         Delete,
         DeleteRange,
         Exists,
+        Get,
         Missing,
         Operator,
         Put,
         RangeEmpty,
         SeqIs,
         Touch,
+        TxnOperation,
         ValueIs,
     )
     from shalekv_client.client import Client
@@ -85,7 +90,6 @@ if TYPE_CHECKING:
         WatchTooSlow,
         WrongDatabase,
     )
-    from shalekv_client.operations import Get, TxnOperation
     from shalekv_client.policies import (
         Consistency,
         Durability,
@@ -95,18 +99,7 @@ if TYPE_CHECKING:
         TlsOptions,
         Wire,
     )
-    from shalekv_client.results import (
-        Commit,
-        Count,
-        Entry,
-        KeyInfo,
-        ProcessRequests,
-        RequestKind,
-        Stats,
-        TxnResult,
-        Value,
-        View,
-    )
+    from shalekv_client.results import Commit, Count, Entry, KeyInfo, TxnResult, Value, View
     from shalekv_client.retry import IdempotencyKeys, RetryPolicy
     from shalekv_client.routing.tokens import InvalidToken, SessionToken
     from shalekv_client.scan import Scan
@@ -289,9 +282,12 @@ _NAMES = {
         "AccessRule",
         "AccessVerb",
         "CallerAccess",
+        "Ingested",
+        "ProcessRequests",
+        "RequestKind",
         "Snapshot",
+        "Stats",
     ),
-    "calls": ("Ingested",),
     "changes": (
         "Add",
         "Batch",
@@ -301,12 +297,14 @@ _NAMES = {
         "Delete",
         "DeleteRange",
         "Exists",
+        "Get",
         "Missing",
         "Operator",
         "Put",
         "RangeEmpty",
         "SeqIs",
         "Touch",
+        "TxnOperation",
         "ValueIs",
     ),
     "client": ("Client",),
@@ -355,10 +353,6 @@ _NAMES = {
         "WatchTooSlow",
         "WrongDatabase",
     ),
-    "operations": (
-        "Get",
-        "TxnOperation",
-    ),
     "policies": (
         "Consistency",
         "Durability",
@@ -368,18 +362,7 @@ _NAMES = {
         "TlsOptions",
         "Wire",
     ),
-    "results": (
-        "Commit",
-        "Count",
-        "Entry",
-        "KeyInfo",
-        "ProcessRequests",
-        "RequestKind",
-        "Stats",
-        "TxnResult",
-        "Value",
-        "View",
-    ),
+    "results": ("Commit", "Count", "Entry", "KeyInfo", "TxnResult", "Value", "View"),
     "retry": (
         "IdempotencyKeys",
         "RetryPolicy",

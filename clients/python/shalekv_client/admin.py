@@ -1,42 +1,41 @@
-"""The operator's calls of a client: snapshots, the access policy, and who the caller is."""
+"""Snapshots, loads, the access policy and counts of requests: values, and their messages.
+
+`shalekv_client.calls.AdminCalls` imports this when one of its calls is made.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TypeVar
-
-from google.protobuf.message import Message
+from types import MappingProxyType
 
 from shalekv.v1 import access_pb2, admin_pb2, kv_pb2
 from shalekv_client.operations import ADMIN, Method
-from shalekv_client.policies import Destination
-from shalekv_client.results import known
-from shalekv_client.routing.fleet import Fleet
-
-RequestT = TypeVar("RequestT", bound=Message)
-ReplyT = TypeVar("ReplyT", bound=Message)
+from shalekv_client.results import View, known, view_of
 
 ID_BYTES = 16
-_CREATE = Method(
+CREATE_SNAPSHOT = Method(
     f"/{ADMIN}/CreateSnapshot", admin_pb2.CreateSnapshotRequest, admin_pb2.CreateSnapshotReply
 )
-_RENEW = Method(
+RENEW_SNAPSHOT = Method(
     f"/{ADMIN}/RenewSnapshot", admin_pb2.RenewSnapshotRequest, admin_pb2.RenewSnapshotReply
 )
-_LIST = Method(
+LIST_SNAPSHOTS = Method(
     f"/{ADMIN}/ListSnapshots", admin_pb2.ListSnapshotsRequest, admin_pb2.ListSnapshotsReply
 )
-_DELETE = Method(
+DELETE_SNAPSHOT = Method(
     f"/{ADMIN}/DeleteSnapshot", admin_pb2.DeleteSnapshotRequest, admin_pb2.DeleteSnapshotReply
 )
-_WHO_AM_I = Method(f"/{ADMIN}/WhoAmI", admin_pb2.WhoAmIRequest, admin_pb2.WhoAmIReply)
-_GET = Method(
+WHO_AM_I = Method(f"/{ADMIN}/WhoAmI", admin_pb2.WhoAmIRequest, admin_pb2.WhoAmIReply)
+GET_POLICY = Method(
     f"/{ADMIN}/GetAccessPolicy", admin_pb2.GetAccessPolicyRequest, admin_pb2.GetAccessPolicyReply
 )
-_SET = Method(
+SET_POLICY = Method(
     f"/{ADMIN}/SetAccessPolicy", admin_pb2.SetAccessPolicyRequest, admin_pb2.SetAccessPolicyReply
 )
+INGEST = Method(f"/{ADMIN}/IngestSst", admin_pb2.IngestSstRequest, admin_pb2.IngestSstReply)
+STATS = Method(f"/{ADMIN}/Stats", admin_pb2.StatsRequest, admin_pb2.StatsReply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,15 @@ class Snapshot:
     manifest_id: int  # the manifest that it pins
     expire_time_s: int  # seconds since the Unix epoch, by the clock of the store; 0: never
     seq: int  # the last commit that it includes
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """A load that is committed."""
+
+    seq: int  # of the whole load; for a batch of a stream it may be that of a later batch
+    wal_id: int | None  # the WAL object that commits it; None: it was committed before
+    already_applied: bool  # it had been committed before: this call changed nothing
 
 
 class AccessVerb(enum.Enum):
@@ -127,128 +135,38 @@ class CallerAccess:
     expires_at_ms: int  # of the credentials, milliseconds since 1970; 0: never
 
 
-class AdminCalls:
-    """The calls of a client about snapshots and access. Any server answers them; see `Client`.
-
-    The argument `called` of `renew_snapshot` and `delete_snapshot` is the id (bytes) or the name
-    (str) of the snapshot. They raise `SnapshotNotFound` when there is none.
-    """
-
-    fleet: Fleet
-    _timeout_ms: int
-
-    async def create_snapshot(
-        self,
-        name: str = "",
-        *,
-        ttl_s: int = 0,
-        forever: bool = False,
-        timeout_ms: int | None = None,
-    ) -> Snapshot:
-        """Keep the present state, which includes everything that was acknowledged before.
-
-        The snapshot expires after `ttl_s` seconds, or is kept `forever`: give one of the two.
-        Raises `SnapshotExists` when another snapshot has the name.
-        """
-        request = admin_pb2.CreateSnapshotRequest(name=name, ttl_s=ttl_s, forever=forever)
-        # A repeat would create a second snapshot, or find the name in use by the first.
-        reply = await self._ask(_CREATE, request, timeout_ms, is_repeatable=False)
-        return snapshot_of(reply.snapshot)
-
-    async def renew_snapshot(
-        self,
-        called: bytes | str,
-        *,
-        ttl_s: int = 0,
-        forever: bool = False,
-        timeout_ms: int | None = None,
-    ) -> Snapshot:
-        """Let an unexpired snapshot expire `ttl_s` seconds from now, or keep it `forever`."""
-        request = admin_pb2.RenewSnapshotRequest(ttl_s=ttl_s, forever=forever)
-        _name(request, called)
-        reply = await self._ask(_RENEW, request, timeout_ms, is_repeatable=True)
-        return snapshot_of(reply.snapshot)
-
-    async def list_snapshots(self, *, timeout_ms: int | None = None) -> list[Snapshot]:
-        """Return the snapshots that have not expired, oldest first."""
-        request = admin_pb2.ListSnapshotsRequest()
-        reply = await self._ask(_LIST, request, timeout_ms, is_repeatable=True)
-        return [snapshot_of(each) for each in reply.snapshots]
-
-    async def delete_snapshot(self, called: bytes | str, *, timeout_ms: int | None = None) -> None:
-        """Delete a snapshot. The next collection deletes the objects that only it has kept."""
-        request = admin_pb2.DeleteSnapshotRequest()
-        _name(request, called)
-        # A repeat would report that there is none when the first attempt has deleted it.
-        await self._ask(_DELETE, request, timeout_ms, is_repeatable=False)
-
-    async def who_am_i(self, *, timeout_ms: int | None = None) -> CallerAccess:
-        """Return who this client is for the server. Everybody may ask."""
-        reply = await self._ask(
-            _WHO_AM_I, admin_pb2.WhoAmIRequest(), timeout_ms, is_repeatable=True
-        )
-        return CallerAccess(
-            reply.principal,
-            tuple(reply.subjects),
-            tuple(map(_rule_of, reply.rules)),
-            _quota_of(reply.quota),
-            reply.enforced,
-            reply.expires_at_ms,
-        )
-
-    async def access_policy(self, *, timeout_ms: int | None = None) -> AccessPolicy:
-        """Return the newest access policy. Needs the verb ADMIN."""
-        reply = await self._ask(
-            _GET, admin_pb2.GetAccessPolicyRequest(), timeout_ms, is_repeatable=True
-        )
-        return policy_of(reply.policy)
-
-    async def set_access_policy(
-        self, policy: AccessPolicy, *, force: bool = False, timeout_ms: int | None = None
-    ) -> int:
-        """Replace the policy that has the version of `policy`; return the version of the new one.
-
-        Needs the verb ADMIN. `force` stores an enforced policy by which nobody but the
-        administrators of the servers' settings, or not this caller, has that verb; without it,
-        `InvalidRequest` is raised. Raises `PolicyChanged` if another was stored since.
-        """
-        reply = await self._ask(
-            _SET,
-            admin_pb2.SetAccessPolicyRequest(policy=_message(policy), force=force),
-            timeout_ms,
-            is_repeatable=False,  # a repeat would find the version of the first attempt
-        )
-        return reply.version
-
-    async def _ask(
-        self,
-        method: Method[RequestT, ReplyT],
-        request: RequestT,
-        timeout_ms: int | None,
-        *,
-        is_repeatable: bool,
-    ) -> ReplyT:
-        return await self.fleet.unary(
-            method,
-            request,
-            destination=Destination.BY_POLICY,
-            is_repeatable=is_repeatable,
-            timeout_ms=self._timeout_ms if timeout_ms is None else timeout_ms,
-        )
-
-
 def snapshot_of(info: admin_pb2.SnapshotInfo) -> Snapshot:
     """Decode the snapshot of a reply."""
     return Snapshot(info.id, info.name, info.manifest_id, info.expire_time_s, info.seq)
 
 
-def _name(
+def name_snapshot(
     request: admin_pb2.RenewSnapshotRequest | admin_pb2.DeleteSnapshotRequest, called: bytes | str
 ) -> None:
+    """Put the id or the name of a snapshot into a request."""
     if isinstance(called, bytes):
         request.id = called
     else:
         request.name = called
+
+
+def caller_of(reply: admin_pb2.WhoAmIReply) -> CallerAccess:
+    """Decode who the caller is."""
+    return CallerAccess(
+        reply.principal,
+        tuple(reply.subjects),
+        tuple(map(_rule_of, reply.rules)),
+        _quota_of(reply.quota),
+        reply.enforced,
+        reply.expires_at_ms,
+    )
+
+
+def ingested_of(reply: admin_pb2.IngestSstReply) -> Ingested:
+    """Decode the load that a reply acknowledges."""
+    header = reply.header
+    wal_id = header.wal_id if header.HasField("wal_id") else None
+    return Ingested(header.seq, wal_id, reply.already_applied)
 
 
 def policy_of(message: access_pb2.AccessPolicy) -> AccessPolicy:
@@ -274,7 +192,8 @@ def _quota_of(message: access_pb2.AccessQuota) -> AccessQuota:
     return AccessQuota(*(getattr(message, limit.name) for limit in fields(AccessQuota)))
 
 
-def _message(policy: AccessPolicy) -> access_pb2.AccessPolicy:
+def policy_message(policy: AccessPolicy) -> access_pb2.AccessPolicy:
+    """Encode a policy as a message. Raises ValueError for a verb that this client does not know."""
     return access_pb2.AccessPolicy(
         version=policy.version,
         enforced=policy.is_enforced,
@@ -307,3 +226,56 @@ def _quota_message(quota: AccessQuota) -> access_pb2.AccessQuota | None:
         return None
     limits = {limit.name: getattr(quota, limit.name) for limit in fields(AccessQuota)}
     return access_pb2.AccessQuota(**limits)
+
+
+class RequestKind(enum.Enum):
+    """The price class of a request to a store. The numbers are those of the protocol."""
+
+    WRITE = 1  # a put, a copy; the beginning, a part or the end of an upload
+    LIST = 2  # a page
+    READ = 3  # a get or a head
+    DELETE = 4
+    RECORD_WRITE = 5  # in the transactional store
+    RECORD_READ = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRequests:
+    """Requests sent by one process, and by those that had its role before it."""
+
+    role: str  # "writer", "reader", "compactor" or "collector"
+    uptime_ms: int  # since the server has started the role, restarts included
+    requests: Mapping[RequestKind, int]  # of every kind that this client knows
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The requests to the object store, process by process."""
+
+    view: View
+    url: str  # of the database, without credentials
+    endpoint: str  # HOST:PORT of the store; empty: that of the provider
+    records: str  # the kind of the transactional store, such as "dynamodb"; empty: none
+    processes: tuple[ProcessRequests, ...]
+
+
+def stats_of(reply: admin_pb2.StatsReply) -> Stats:
+    """Decode the reply to `Client.stats`."""
+    return Stats(
+        view=view_of(reply.header),
+        url=reply.url,
+        endpoint=reply.endpoint,
+        records=reply.records,
+        processes=tuple(map(_process, reply.processes)),
+    )
+
+
+def _process(message: admin_pb2.ProcessRequests) -> ProcessRequests:
+    requests = dict.fromkeys(RequestKind, 0)
+    for count in message.requests:
+        if count.kind in _NUMBERS:  # a newer server may have more kinds
+            requests[RequestKind(count.kind)] += count.requests
+    return ProcessRequests(message.role, message.uptime_ms, MappingProxyType(requests))
+
+
+_NUMBERS = frozenset(kind.value for kind in RequestKind)

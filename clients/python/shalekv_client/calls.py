@@ -1,29 +1,34 @@
-"""The calls of a client that read, write and load data: a method for each.
+"""The calls of a client, a method for each.
 
-`DataCalls` has those that send a single operation, `IngestCalls` the commit of files that were
-written into the object store beforehand.
+`DataCalls` has those that read and write data, `AdminCalls` those of operators. What few programs
+need is imported by the method that needs it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from shalekv.v1 import admin_pb2, manifest_pb2
+from google.protobuf.message import Message
+
 from shalekv_client import operations
-from shalekv_client.changes import Change, Compare, Condition
 from shalekv_client.error_table import too_large
-from shalekv_client.operations import ADMIN, At, Method, Operation, TxnOperation
+from shalekv_client.operations import At, Method, Operation
 from shalekv_client.policies import Destination, Durability, ReadLevel
 from shalekv_client.results import Commit, Count, KeyInfo, TxnResult, Value
 from shalekv_client.routing.fleet import Fleet
 
+if TYPE_CHECKING:
+    from shalekv.v1 import manifest_pb2
+    from shalekv_client.admin import AccessPolicy, CallerAccess, Ingested, Snapshot
+    from shalekv_client.changes import Change, Compare, Condition, TxnOperation
+
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
 ResultT = TypeVar("ResultT")
 
-_INGEST = Method(f"/{ADMIN}/IngestSst", admin_pb2.IngestSstRequest, admin_pb2.IngestSstReply)
-PER_FILE_MS = 20  # added to the timeout: the writer checks each file before it commits
+PER_FILE_MS = 20  # added to the timeout of a load: the writer checks each file before it commits
 
 
 class DataCalls(ABC):
@@ -318,22 +323,125 @@ class DataCalls(ABC):
         """Return the greatest age that the state of a read may have; 0: any age."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ingested:
-    """A load that is committed."""
+class AdminCalls:
+    """The calls of a client about snapshots, access and loads; see `Client`.
 
-    seq: int  # of the whole load; for a batch of a stream it may be that of a later batch
-    wal_id: int | None  # the WAL object that commits it; None: it was committed before
-    already_applied: bool  # it had been committed before: this call changed nothing
+    Any server answers them; those of loads the writer.
 
-
-class IngestCalls:
-    """The call of a client that commits files; see `Client`."""
+    The argument `called` of `renew_snapshot` and `delete_snapshot` is the id (bytes) or the name
+    (str) of the snapshot. They raise `SnapshotNotFound` when there is none.
+    """
 
     address: str
     fleet: Fleet
     _timeout_ms: int
     _message_bytes_max: int
+
+    async def create_snapshot(
+        self,
+        name: str = "",
+        *,
+        ttl_s: int = 0,
+        forever: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Snapshot:
+        """Keep the present state, which includes everything that was acknowledged before.
+
+        The snapshot expires after `ttl_s` seconds, or is kept `forever`: give one of the two.
+        Raises `SnapshotExists` when another snapshot has the name.
+        """
+        from shalekv_client import admin
+
+        request = admin.CREATE_SNAPSHOT.request(name=name, ttl_s=ttl_s, forever=forever)
+        # A repeat would create a second snapshot, or find the name in use by the first.
+        reply = await self._ask(admin.CREATE_SNAPSHOT, request, timeout_ms, is_repeatable=False)
+        return admin.snapshot_of(reply.snapshot)
+
+    async def renew_snapshot(
+        self,
+        called: bytes | str,
+        *,
+        ttl_s: int = 0,
+        forever: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Snapshot:
+        """Let an unexpired snapshot expire `ttl_s` seconds from now, or keep it `forever`."""
+        from shalekv_client import admin
+
+        request = admin.RENEW_SNAPSHOT.request(ttl_s=ttl_s, forever=forever)
+        admin.name_snapshot(request, called)
+        reply = await self._ask(admin.RENEW_SNAPSHOT, request, timeout_ms, is_repeatable=True)
+        return admin.snapshot_of(reply.snapshot)
+
+    async def list_snapshots(self, *, timeout_ms: int | None = None) -> list[Snapshot]:
+        """Return the snapshots that have not expired, oldest first."""
+        from shalekv_client import admin
+
+        request = admin.LIST_SNAPSHOTS.request()
+        reply = await self._ask(admin.LIST_SNAPSHOTS, request, timeout_ms, is_repeatable=True)
+        return [admin.snapshot_of(each) for each in reply.snapshots]
+
+    async def delete_snapshot(self, called: bytes | str, *, timeout_ms: int | None = None) -> None:
+        """Delete a snapshot. The next collection deletes the objects that only it has kept."""
+        from shalekv_client import admin
+
+        request = admin.DELETE_SNAPSHOT.request()
+        admin.name_snapshot(request, called)
+        # A repeat would report that there is none when the first attempt has deleted it.
+        await self._ask(admin.DELETE_SNAPSHOT, request, timeout_ms, is_repeatable=False)
+
+    async def who_am_i(self, *, timeout_ms: int | None = None) -> CallerAccess:
+        """Return who this client is for the server. Everybody may ask."""
+        from shalekv_client import admin
+
+        reply = await self._ask(
+            admin.WHO_AM_I, admin.WHO_AM_I.request(), timeout_ms, is_repeatable=True
+        )
+        return admin.caller_of(reply)
+
+    async def access_policy(self, *, timeout_ms: int | None = None) -> AccessPolicy:
+        """Return the newest access policy. Needs the verb ADMIN."""
+        from shalekv_client import admin
+
+        reply = await self._ask(
+            admin.GET_POLICY, admin.GET_POLICY.request(), timeout_ms, is_repeatable=True
+        )
+        return admin.policy_of(reply.policy)
+
+    async def set_access_policy(
+        self, policy: AccessPolicy, *, force: bool = False, timeout_ms: int | None = None
+    ) -> int:
+        """Replace the policy that has the version of `policy`; return the version of the new one.
+
+        Needs the verb ADMIN. `force` stores an enforced policy by which nobody but the
+        administrators of the servers' settings, or not this caller, has that verb; without it,
+        `InvalidRequest` is raised. Raises `PolicyChanged` if another was stored since.
+        """
+        from shalekv_client import admin
+
+        reply = await self._ask(
+            admin.SET_POLICY,
+            admin.SET_POLICY.request(policy=admin.policy_message(policy), force=force),
+            timeout_ms,
+            is_repeatable=False,  # a repeat would find the version of the first attempt
+        )
+        return reply.version
+
+    async def _ask(
+        self,
+        method: Method[RequestT, ReplyT],
+        request: RequestT,
+        timeout_ms: int | None,
+        *,
+        is_repeatable: bool,
+    ) -> ReplyT:
+        return await self.fleet.unary(
+            method,
+            request,
+            destination=Destination.BY_POLICY,
+            is_repeatable=is_repeatable,
+            timeout_ms=self._timeout_ms if timeout_ms is None else timeout_ms,
+        )
 
     async def ingest(
         self,
@@ -355,7 +463,9 @@ class IngestCalls:
         `LeaseLost` when the files may have been collected; `LoadUnknown` when the load may have
         been committed longer ago than is remembered; and the errors of every write.
         """
-        request = admin_pb2.IngestSstRequest(load_id=load_id, ssts=ssts)
+        from shalekv_client import admin
+
+        request = admin.INGEST.request(load_id=load_id, ssts=ssts)
         size_bytes = request.ByteSize()
         if size_bytes > self._message_bytes_max:
             raise too_large(self.address, "IngestSst", size_bytes, self._message_bytes_max)
@@ -364,12 +474,10 @@ class IngestCalls:
         elif timeout_ms <= 0:
             raise ValueError(f"timeout_ms must be positive, not {timeout_ms}")
         reply = await self.fleet.unary(
-            _INGEST,
+            admin.INGEST,
             request,
             destination=Destination.WRITER,
             is_repeatable=True,
             timeout_ms=timeout_ms,
         )
-        header = reply.header
-        wal_id = header.wal_id if header.HasField("wal_id") else None
-        return Ingested(header.seq, wal_id, reply.already_applied)
+        return admin.ingested_of(reply)

@@ -68,6 +68,16 @@ class Touch:
 Change: TypeAlias = Put | Delete | DeleteRange | Add | Touch
 
 
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Reads a key inside a transaction, as it was before the changes of the transaction."""
+
+    key: bytes
+
+
+TxnOperation: TypeAlias = Get | Change
+
+
 class Batch:
     """Changes that are written in one commit: all of them or none.
 
@@ -135,6 +145,13 @@ def to_message(change: Change) -> kv_pb2.Change:
             return kv_pb2.Change(add=kv_pb2.AddChange(key=key, delta=delta))
         case Touch(key, ttl_ms):
             return kv_pb2.Change(touch=kv_pb2.TouchChange(key=key, ttl_ms=ttl_ms))
+
+
+def txn_operation(operation: TxnOperation) -> kv_pb2.TxnOperation:
+    """Encode an operation of a transaction as a message."""
+    if isinstance(operation, Get):
+        return kv_pb2.TxnOperation(get=kv_pb2.GetRequest(key=operation.key))
+    return kv_pb2.TxnOperation(change=to_message(operation))
 
 
 def _size_bytes(change: Change) -> int:

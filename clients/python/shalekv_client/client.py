@@ -7,26 +7,16 @@ scans, watches, sessions and the status of servers.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
-from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
-from shalekv.v1 import admin_pb2, kv_pb2
-from shalekv_client.admin import AdminCalls
-from shalekv_client.calls import DataCalls, IngestCalls
+from shalekv.v1 import kv_pb2
+from shalekv_client.calls import AdminCalls, DataCalls
 from shalekv_client.closing import AsyncCloseable
 from shalekv_client.error_table import too_large
-from shalekv_client.operations import (
-    ADMIN,
-    COUNT,
-    At,
-    Method,
-    Operation,
-    attempt,
-    destination_of,
-    read_header,
-)
+from shalekv_client.operations import COUNT, At, Operation, attempt, destination_of, read_header
 from shalekv_client.policies import (
+    UNANSWERED_BYTES_MAX,
     Consistency,
     Destination,
     ReadLevel,
@@ -35,7 +25,6 @@ from shalekv_client.policies import (
     TlsOptions,
     Wire,
 )
-from shalekv_client.results import Stats, stats_of
 from shalekv_client.retry import (
     READ,
     READ_AT_WRITER,
@@ -45,8 +34,8 @@ from shalekv_client.retry import (
     IdempotencyKeys,
     RetryPolicy,
 )
-from shalekv_client.routing.fleet import STATUS, Fleet
-from shalekv_client.routing.security import Security, TokenFunction
+from shalekv_client.routing.fleet import Fleet, ask_status
+from shalekv_client.routing.security import Security
 from shalekv_client.routing.servers import (
     MESSAGE_BYTES_MAX,
     ConnectionOptions,
@@ -55,21 +44,25 @@ from shalekv_client.routing.servers import (
     chosen_wire,
 )
 from shalekv_client.routing.tokens import SessionToken
-from shalekv_client.scan import Scan, ScanOrder
-from shalekv_client.session import Session, StreamServers
-from shalekv_client.status import Status, status_of
-from shalekv_client.stream import UNANSWERED_BYTES_MAX
-from shalekv_client.watch import Watch
-from shalekv_client.watch_stream import ClientWatches
 
-_STATS = Method(f"/{ADMIN}/Stats", admin_pb2.StatsRequest, admin_pb2.StatsReply)
+if TYPE_CHECKING:  # each is imported by the method that uses it
+    from pathlib import Path
+
+    from shalekv.v1 import admin_pb2
+    from shalekv_client.admin import Stats
+    from shalekv_client.routing.access_token import TokenFunction
+    from shalekv_client.scan import Scan
+    from shalekv_client.session import Session
+    from shalekv_client.status import Status
+    from shalekv_client.watch import Watch
+    from shalekv_client.watch_stream import ClientWatches
 
 ResultT = TypeVar("ResultT")
 
 TIMEOUT_MS = 10_000
 
 
-class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
+class Client(DataCalls, AdminCalls, AsyncCloseable):
     """A client of a ShaleKV database. Safe to share between tasks of one event loop.
 
         async with Client("127.0.0.1:7654") as client:
@@ -157,7 +150,7 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
             on_new_token=self._renew_sessions,
         )
         self._freshness = self.fleet.freshness
-        self._watches = ClientWatches(self.fleet, policy=self._retry, timeout_ms=timeout_ms)
+        self._watches: ClientWatches | None = None
         self._sessions: WeakSet[Session] = WeakSet()
         if token is not None:
             self.advance(token)
@@ -166,7 +159,8 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
         """Close the connections; calls under way fail. A second call does nothing."""
         for session in list(self._sessions):
             await session.aclose()
-        await self._watches.aclose()
+        if self._watches is not None:
+            await self._watches.aclose()
         await self.fleet.aclose()
 
     async def aclose(self) -> None:
@@ -226,6 +220,8 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
         Otherwise only the same server, which keeps the view for a while, can continue it; when the
         view is gone, the scan raises `PageExpired`.
         """
+        from shalekv_client.scan import Scan, ScanOrder
+
         header = read_header(
             read_level, max_staleness_ms=self._staleness_ms(max_staleness_ms, at), at=at
         )
@@ -269,7 +265,13 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
         unacknowledged commit on (see `Watch.ack`), for some time also while nobody watches;
         `from_seq` 0 then means from that commit on. Raises as `Watch`.
         """
+        from shalekv_client.watch_stream import ClientWatches
+
         self.fleet.check_open()
+        if self._watches is None:
+            self._watches = ClientWatches(
+                self.fleet, policy=self._retry, timeout_ms=self._timeout_ms
+            )
         return self._watches.watch(
             start=start,
             end=end,
@@ -285,6 +287,8 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
         At most `bytes_max` bytes of its operations are sent and unanswered at a time; see
         `Session.ready`.
         """
+        from shalekv_client.session import Session, StreamServers
+
         self.fleet.check_open()
         session = Session(
             StreamServers(self.fleet, self._retry, self._timeout_ms).find,
@@ -303,10 +307,10 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
 
     async def status(self, *, timeout_ms: int | None = None) -> Status:
         """Return the status of the server at the first address."""
+        from shalekv_client.status import status_of
 
         async def ask(server: Server, left_ms: float) -> admin_pb2.StatusReply:
-            request = admin_pb2.StatusRequest()
-            return await attempt(server.channel, STATUS, request, left_ms)
+            return await ask_status(server.channel, left_ms)
 
         return status_of(await self.fleet.run(ask, self._first(), self._time_ms(timeout_ms)))
 
@@ -315,10 +319,10 @@ class Client(DataCalls, IngestCalls, AdminCalls, AsyncCloseable):
 
         They are counted for each of its processes.
         """
+        from shalekv_client.admin import STATS, stats_of
 
         async def ask(server: Server, left_ms: float) -> admin_pb2.StatsReply:
-            request = admin_pb2.StatsRequest()
-            return await attempt(server.channel, _STATS, request, left_ms)
+            return await attempt(server.channel, STATS, STATS.request(), left_ms)
 
         return stats_of(await self.fleet.run(ask, self._first(), self._time_ms(timeout_ms)))
 

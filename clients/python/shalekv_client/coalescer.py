@@ -30,7 +30,7 @@ from shalekv_client.errors import (
     Unimplemented,
     Unreachable,
 )
-from shalekv_client.operations import Note, Operation, note_nothing
+from shalekv_client.operations import Note, Operation, SessionAbsent, note_nothing
 from shalekv_client.stream import (
     OVERHEAD_BYTES,
     REFUSED_CALLERS,
@@ -156,10 +156,6 @@ class _Backoff:
     def _on_timer(self) -> None:
         self._timer = None
         self._open_again()
-
-
-class SessionAbsent(Unimplemented):
-    """The server has no sessions; nothing was applied. Send the operation in a unary call."""
 
 
 class Coalescer:

@@ -11,14 +11,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
 
 from shalekv.v1 import kv_pb2
 from shalekv_client import errors
 from shalekv_client.errors import ErrorDetails, ShaleKVError
 from shalekv_wire.status import CallFailed, StatusCode
+
+if TYPE_CHECKING:  # imported by the first call that fails
+    from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "shalekv"
 
@@ -192,6 +195,8 @@ def _error_without_reason(address: str, code: str, message: str) -> ShaleKVError
 
 def _rich_status(call: CallFailed) -> status_pb2.Status | None:
     """Return the status with details; None if there is none, or it is not that of the call."""
+    from google.rpc import status_pb2
+
     try:
         status = status_pb2.Status.FromString(call.details)
     except DecodeError:
@@ -200,6 +205,8 @@ def _rich_status(call: CallFailed) -> status_pb2.Status | None:
 
 
 def _error_info(status: status_pb2.Status | None) -> error_details_pb2.ErrorInfo | None:
+    from google.rpc import error_details_pb2
+
     info = error_details_pb2.ErrorInfo()
     for detail in status.details if status else ():
         if detail.Unpack(info) and info.domain == DOMAIN:
@@ -208,6 +215,8 @@ def _error_info(status: status_pb2.Status | None) -> error_details_pb2.ErrorInfo
 
 
 def _retry_after_ms(status: status_pb2.Status | None) -> int | None:
+    from google.rpc import error_details_pb2
+
     info = error_details_pb2.RetryInfo()
     for detail in status.details if status else ():
         if detail.Unpack(info):

@@ -11,21 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.changes import (
-    Change,
-    Compare,
-    Condition,
-    Touch,
-    comparison,
-    precondition,
-    to_message,
-)
 from shalekv_client.error_table import error_of, not_an_answer
+from shalekv_client.errors import Unimplemented
 from shalekv_client.policies import Destination, Durability, ReadLevel
 from shalekv_client.results import (
     Commit,
@@ -43,19 +35,12 @@ from shalekv_client.results import (
 from shalekv_wire.calls import Channel
 from shalekv_wire.status import CallFailed
 
+if TYPE_CHECKING:  # loaded by what uses it: a get does not
+    from shalekv_client.changes import Change, Compare, Condition, TxnOperation
+
 ResultT = TypeVar("ResultT")
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
-
-
-@dataclass(frozen=True, slots=True)
-class Get:
-    """Reads a key inside a transaction, as it was before the changes of the transaction."""
-
-    key: bytes
-
-
-TxnOperation: TypeAlias = Get | Change
 
 
 class Pinned(Protocol):
@@ -85,6 +70,7 @@ class Method(Generic[RequestT, ReplyT]):
 
 
 KV, ADMIN = "shalekv.v1.KV", "shalekv.v1.Admin"
+SESSION = f"/{KV}/Session"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +243,7 @@ def put(
             value=value,
             ttl_ms=ttl_ms,
             durability=_wire(durability),
-            precondition=None if condition is None else precondition(condition, key),
+            precondition=_precondition(condition, key),
         )
         data = request.SerializeToString()
     else:
@@ -285,7 +271,7 @@ def delete(
         header=_write_header(idempotency_key),
         key=key,
         durability=_wire(durability),
-        precondition=None if condition is None else precondition(condition, key),
+        precondition=_precondition(condition, key),
         count_deleted=count,
     )
     decode = counted_commit_of if count else commit_of
@@ -327,9 +313,10 @@ def add(key: bytes, delta: int = 1, *, idempotency_key: bytes | None = None) -> 
 
 def touch(key: bytes, ttl_ms: int = 0, *, idempotency_key: bytes | None = None) -> Operation[bool]:
     """Change when a value expires; whether there is one."""
+    touched = kv_pb2.TouchChange(key=key, ttl_ms=ttl_ms)
     request = kv_pb2.TxnRequest(
         header=_write_header(idempotency_key),
-        then=[_txn_operation(Touch(key, ttl_ms))],
+        then=[kv_pb2.TxnOperation(change=kv_pb2.Change(touch=touched))],
         durability=kv_pb2.DURABILITY_DURABLE,
     )
     return Operation(_TXN, request.SerializeToString(), _touched, bool(idempotency_key))
@@ -342,6 +329,8 @@ def write(
     idempotency_key: bytes | None = None,
 ) -> Operation[Commit]:
     """Apply all of `changes` in one commit."""
+    from shalekv_client.changes import to_message
+
     request = kv_pb2.WriteRequest(
         header=_write_header(idempotency_key),
         changes=map(to_message, changes),
@@ -361,11 +350,13 @@ def txn(
     idempotency_key: bytes | None = None,
 ) -> Operation[TxnResult]:
     """Compare, and execute one of two branches, in one commit."""
+    from shalekv_client.changes import comparison, txn_operation
+
     request = kv_pb2.TxnRequest(
         header=_write_header(idempotency_key),
         compares=map(comparison, compares),
-        then=map(_txn_operation, then),
-        otherwise=map(_txn_operation, otherwise),
+        then=map(txn_operation, then),
+        otherwise=map(txn_operation, otherwise),
         durability=_wire(durability),
     )
     return Operation(_TXN, request.SerializeToString(), txn_result_of, bool(idempotency_key))
@@ -423,10 +414,12 @@ def _wire(durability: Durability) -> kv_pb2.Durability.ValueType:
     return kv_pb2.Durability.ValueType(durability.value)
 
 
-def _txn_operation(operation: TxnOperation) -> kv_pb2.TxnOperation:
-    if isinstance(operation, Get):
-        return kv_pb2.TxnOperation(get=kv_pb2.GetRequest(key=operation.key))
-    return kv_pb2.TxnOperation(change=to_message(operation))
+def _precondition(condition: Condition | None, key: bytes) -> kv_pb2.Precondition | None:
+    if condition is None:
+        return None
+    from shalekv_client.changes import precondition
+
+    return precondition(condition, key)
 
 
 def _values(reply: kv_pb2.BatchGetReply) -> list[Value | None]:
@@ -452,6 +445,10 @@ Note: TypeAlias = Callable[[Operation[Any], Any], None]  # called with each repl
 
 def note_nothing(_operation: Operation[Any], _reply: Any) -> None:
     """Ignore the reply: the `Note` of a caller that needs only results."""
+
+
+class SessionAbsent(Unimplemented):
+    """The server has no sessions; nothing was applied. Send the operation in a unary call."""
 
 
 class UnaryCalls:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class ReadPolicy(enum.StrEnum):
@@ -46,6 +49,9 @@ class TlsOptions:
     certificate: str | Path = ""
     key: str | Path = ""
     server_name: str = ""
+
+
+UNANSWERED_BYTES_MAX = 8 * 1024 * 1024  # of one session; the server's default
 
 
 class Destination(enum.Enum):

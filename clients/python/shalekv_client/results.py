@@ -1,7 +1,4 @@
-"""The results of calls: frozen values, in the units of the API, and their decoding.
-
-That of `Client.stats` is at the end; `shalekv_client.status` has that of `Client.status`.
-"""
+"""The results of calls that read and write data: frozen values, and their decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
-from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv.v1 import kv_pb2
 from shalekv_client.policies import Durability, Role
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
@@ -202,56 +199,3 @@ def known(kind: type[EnumT], number: int) -> EnumT | None:
         return kind(number)
     except ValueError:
         return None
-
-
-class RequestKind(enum.Enum):
-    """The price class of a request to a store. The numbers are those of the protocol."""
-
-    WRITE = 1  # a put, a copy; the beginning, a part or the end of an upload
-    LIST = 2  # a page
-    READ = 3  # a get or a head
-    DELETE = 4
-    RECORD_WRITE = 5  # in the transactional store
-    RECORD_READ = 6
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessRequests:
-    """Requests sent by one process, and by those that had its role before it."""
-
-    role: str  # "writer", "reader", "compactor" or "collector"
-    uptime_ms: int  # since the server has started the role, restarts included
-    requests: Mapping[RequestKind, int]  # of every kind that this client knows
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """The requests to the object store, process by process."""
-
-    view: View
-    url: str  # of the database, without credentials
-    endpoint: str  # HOST:PORT of the store; empty: that of the provider
-    records: str  # the kind of the transactional store, such as "dynamodb"; empty: none
-    processes: tuple[ProcessRequests, ...]
-
-
-def stats_of(reply: admin_pb2.StatsReply) -> Stats:
-    """Decode the reply to `Client.stats`."""
-    return Stats(
-        view=view_of(reply.header),
-        url=reply.url,
-        endpoint=reply.endpoint,
-        records=reply.records,
-        processes=tuple(map(_process, reply.processes)),
-    )
-
-
-def _process(message: admin_pb2.ProcessRequests) -> ProcessRequests:
-    requests = dict.fromkeys(RequestKind, 0)
-    for count in message.requests:
-        if count.kind in _NUMBERS:  # a newer server may have more kinds
-            requests[RequestKind(count.kind)] += count.requests
-    return ProcessRequests(message.role, message.uptime_ms, MappingProxyType(requests))
-
-
-_NUMBERS = frozenset(kind.value for kind in RequestKind)

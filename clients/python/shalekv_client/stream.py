@@ -30,11 +30,11 @@ from shalekv_client.errors import (
     Unauthenticated,
     Unimplemented,
 )
-from shalekv_client.operations import KV, Note, Operation, note_nothing, varint
+from shalekv_client.operations import Note, Operation, note_nothing, varint
+from shalekv_client.policies import UNANSWERED_BYTES_MAX
 from shalekv_wire.calls import ClientStream
 from shalekv_wire.status import CallFailed
 
-UNANSWERED_BYTES_MAX = 8 * 1024 * 1024  # the server's default for one session
 # Messages are not larger, so that the server can begin with one while the next is on its way.
 MESSAGE_BYTES_MAX = 1024 * 1024
 MESSAGE_COUNT_MAX = 1_000  # more save nothing, and servers may be set to accept fewer than 10,000
@@ -46,8 +46,6 @@ TIMEOUT_MS_MAX = 2**32 - 1  # of an operation; 49 days
 # A server that refuses a stream with one of these has answered every operation that it had begun.
 REFUSED_CALLERS = (Unauthenticated, PermissionDenied, AccessUnknown)
 REFUSALS = (Stopping, Overloaded, Unimplemented, *REFUSED_CALLERS)
-
-SESSION = f"/{KV}/Session"
 
 
 @dataclass(slots=True, eq=False)

@@ -21,15 +21,22 @@ from shalekv_client.client import TIMEOUT_MS, Client
 from shalekv_client.closing import Closeable, client_closed
 from shalekv_client.errors import ClientClosed, ShaleKVError
 from shalekv_client.operations import At, Operation
-from shalekv_client.policies import Consistency, ReadLevel, ReadPolicy, TlsOptions, Wire
+from shalekv_client.policies import (
+    UNANSWERED_BYTES_MAX,
+    Consistency,
+    ReadLevel,
+    ReadPolicy,
+    TlsOptions,
+    Wire,
+)
 from shalekv_client.results import Entry, View
 from shalekv_client.retry import RetryPolicy
-from shalekv_client.routing.security import TokenFunction
+from shalekv_client.routing.access_token import TokenFunction
 from shalekv_client.routing.servers import MESSAGE_BYTES_MAX, checked_addresses
 from shalekv_client.routing.tokens import SessionToken
 from shalekv_client.scan import Scan
 from shalekv_client.session import Session
-from shalekv_client.stream import OVERHEAD_BYTES, UNANSWERED_BYTES_MAX
+from shalekv_client.stream import OVERHEAD_BYTES
 from shalekv_client.watch import Watch, WatchEvent
 
 ResultT = TypeVar("ResultT")

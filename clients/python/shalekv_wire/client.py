@@ -9,6 +9,7 @@ import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shalekv_wire.client_connection import (
     ClientCall,
@@ -22,8 +23,9 @@ from shalekv_wire.headers import plain_fields
 from shalekv_wire.sending import Sender
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
 from shalekv_wire.stream import Limits, ReceivedBytes
-from shalekv_wire.tls import TlsContexts
-from shalekv_wire.tls_transport import TlsTransport
+
+if TYPE_CHECKING:  # imported by channels that use TLS
+    from shalekv_wire.tls import TlsContexts
 
 UNIX_PREFIX = "unix:"
 WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wait
@@ -251,6 +253,8 @@ class WireChannel:
         options = self.options
         if options.tls is None:
             return transport
+        from shalekv_wire.tls_transport import TlsTransport
+
         return TlsTransport(transport, options.tls.current(), options.server_name or host)
 
     def _check_open(self) -> None:

@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
-from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from shalekv_wire.fields import ENTRY_OVERHEAD_BYTES, FieldDecoder, Fields
 from shalekv_wire.frames import DEFAULT_TABLE_BYTES
@@ -302,6 +301,8 @@ def status_fields(code: StatusCode, message: str, details: bytes) -> bytes:
 
 def percent_encoded(message: str) -> bytes:
     """Encode a message of a status: printable ASCII but "%" stays, each other byte is %XX."""
+    from urllib.parse import quote_from_bytes
+
     encoded = quote_from_bytes(message.encode("utf-8", "replace"), safe=_PRINTABLE)
     inner = encoded.strip(" ")
     if inner != encoded:  # a field neither begins nor ends with a space
@@ -422,7 +423,7 @@ def response_head(fields: Fields) -> ResponseHead:
     return ResponseHead(
         http_status=http_status,
         status=status,
-        message=unquote_to_bytes(named.get(b"grpc-message", b"")).decode("utf-8", "replace"),
+        message=_percent_decoded(named.get(b"grpc-message", b"")),
         metadata=metadata,
         encoding=named.get(b"grpc-encoding", b"identity").decode("latin-1"),
         content_type=named.get(b"content-type", b""),
@@ -439,6 +440,14 @@ def _status_code(number: int) -> StatusCode:
         return StatusCode(number)
     except ValueError:
         return StatusCode.UNKNOWN
+
+
+def _percent_decoded(message: bytes) -> str:
+    if not message:
+        return ""
+    from urllib.parse import unquote_to_bytes
+
+    return unquote_to_bytes(message).decode("utf-8", "replace")
 
 
 def _content_length(named: dict[bytes, bytes]) -> int | None:

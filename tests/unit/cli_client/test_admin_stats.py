@@ -10,7 +10,7 @@ from click.testing import Result
 
 from shalekv.cli.commands.admin_stats import COLUMNS, between, stats
 from shalekv.v1 import admin_pb2
-from shalekv_client.results import stats_of
+from shalekv_client.admin import stats_of
 from tests.kit.serving.dict_server import DictServer
 from tests.unit.cli_client.conftest import Run
 

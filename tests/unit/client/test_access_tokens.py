@@ -27,7 +27,7 @@ from tests.kit.timeouts import until
 from tests.unit.client.cluster import cluster
 from tests.unit.client.token_server import NEW, OLD, WRONG, Asked, guarded
 
-SECURITY = "shalekv_client.routing.security:"
+SECURITY = "shalekv_client.routing.access_token:"
 
 
 @pytest.fixture(autouse=True)

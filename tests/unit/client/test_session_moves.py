@@ -47,7 +47,7 @@ FEW = RetryPolicy(attempts_max=3, backoff_initial_ms=1)
 
 @pytest.fixture(autouse=True)
 def asking_often() -> Iterator[None]:
-    with constants({"shalekv_client.routing.security:FILE_INTERVAL_S": 0.01}):
+    with constants({"shalekv_client.routing.access_token:FILE_INTERVAL_S": 0.01}):
         yield
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from shalekv_client import Client, SyncClient, Unauthenticated
-from shalekv_client.routing.security import FUNCTION_TIMEOUT_MS, THREADS_MAX
+from shalekv_client.routing.access_token import FUNCTION_TIMEOUT_MS, THREADS_MAX
 from tests.kit.constants import constants
 from tests.kit.timeouts import until
 from tests.unit.client.token_server import NEW, OLD, WRONG, Asked, guarded
 
-SECURITY = "shalekv_client.routing.security:"
+SECURITY = "shalekv_client.routing.access_token:"
 QUICK = {SECURITY + "FILE_INTERVAL_S": 0.02, SECURITY + "FUNCTION_PAUSE_S": 0.001}
 # While a call of a function does not return: one that does may take longer on a busy machine.
 GIVING_UP = {SECURITY + "FUNCTION_TIMEOUT_MS": 100}

@@ -44,7 +44,7 @@ from shalekv.settings import CollectorSettings, LimitSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv_client import Client, ErrorDetails, Overloaded, TlsOptions
-from shalekv_client.calls import Ingested
+from shalekv_client.admin import Ingested
 from shalekv_spark.bridge import StoreLoop
 from shalekv_spark.loading.load import renewed
 from shalekv_spark.loading.options import OPEN, Committed, Committer, collect_reports

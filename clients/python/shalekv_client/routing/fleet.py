@@ -26,11 +26,11 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from google.protobuf.message import Message
 
-from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv.v1 import kv_pb2
 from shalekv_client.closing import abandoned, client_closed
 from shalekv_client.errors import (
     Abandoned,
@@ -59,12 +59,14 @@ from shalekv_client.retry import (
     next_attempt,
 )
 from shalekv_client.routing.endpoints import Endpoint, Endpoints
-from shalekv_client.routing.security import AccessToken
 from shalekv_client.routing.servers import ConnectionOptions, Server, Servers, is_address
 from shalekv_client.routing.tokens import Freshness
 from shalekv_client.routing.writer_search import WriterSearch
 
-STATUS = Method(f"/{ADMIN}/Status", admin_pb2.StatusRequest, admin_pb2.StatusReply)
+if TYPE_CHECKING:
+    from shalekv.v1 import admin_pb2
+    from shalekv_client.routing.access_token import AccessToken
+    from shalekv_wire.calls import Channel
 
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
@@ -72,6 +74,14 @@ ResultT = TypeVar("ResultT")
 
 PROBE_MS = 1_000  # the timeout of a question for a server's role
 READ_SEARCH_MS = 500.0  # the search for the writer by a read that no reader answers, each round
+
+
+async def ask_status(channel: Channel, timeout_ms: float) -> admin_pb2.StatusReply:
+    """Ask the server of `channel` for its status. Raises the errors of `shalekv_client.errors`."""
+    from shalekv.v1 import admin_pb2
+
+    method = Method(f"/{ADMIN}/Status", admin_pb2.StatusRequest, admin_pb2.StatusReply)
+    return await attempt(channel, method, admin_pb2.StatusRequest(), timeout_ms)
 
 
 async def first_answer(
@@ -516,13 +526,12 @@ class Fleet:
 
     async def _status_of(self, server: Server) -> admin_pb2.StatusReply:
         number = self.token_number
-        request = admin_pb2.StatusRequest()
         try:
-            return await attempt(server.channel, STATUS, request, PROBE_MS)
+            return await ask_status(server.channel, PROBE_MS)
         except Unauthenticated:
             if not await self.renewed(number, PROBE_MS):
                 raise
-        return await attempt(server.channel, STATUS, request, PROBE_MS)
+        return await ask_status(server.channel, PROBE_MS)
 
     def _no_writer(self) -> NoWriter:
         addresses = ", ".join(endpoint.address for endpoint in self.endpoints)

@@ -11,24 +11,25 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.coalescer import Coalescer, SessionAbsent
 from shalekv_client.error_table import not_reached
 from shalekv_client.errors import ServerFailed, WrongDatabase
-from shalekv_client.operations import Operation, UnaryCalls
+from shalekv_client.operations import SESSION, Operation, SessionAbsent, UnaryCalls
 from shalekv_client.policies import ReadLevel, Role, Wire
 from shalekv_client.results import known
 from shalekv_client.routing.endpoints import Endpoint, Endpoints
-from shalekv_client.routing.security import NO_SECURITY, AccessToken, Security
+from shalekv_client.routing.security import NO_SECURITY, Security
 from shalekv_client.routing.tokens import Freshness
-from shalekv_client.stream import MESSAGE_BYTES_MAX as COALESCED_BYTES_MAX
-from shalekv_client.stream import SESSION, Outbox
 from shalekv_wire.calls import Channel, ClientStream
 from shalekv_wire.client import ChannelOptions, WireChannel
 from shalekv_wire.status import Metadata
 from shalekv_wire.stream import Limits
+
+if TYPE_CHECKING:
+    from shalekv_client.coalescer import Coalescer
+    from shalekv_client.routing.access_token import AccessToken
 
 MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # the server's default
 PORT_MAX = 65_535
@@ -135,7 +136,7 @@ def _new_channel(address: str, how: ConnectionOptions) -> Channel:
     if how.wire is Wire.NATIVE:
         limits = Limits(message_bytes_max=how.message_bytes_max)
         return WireChannel(address, ChannelOptions(limits=limits, tls=tls, server_name=server_name))
-    from shalekv_client.routing.grpcio_channel import GrpcioChannel  # noqa: PLC0415 (loads grpcio)
+    from shalekv_client.routing.grpcio_channel import GrpcioChannel
 
     bounds = (
         ("grpc.max_send_message_length", how.message_bytes_max),
@@ -172,6 +173,10 @@ class Server:
         self._unary = UnaryCalls(self.channel, note=self.note)
         self._coalescer: Coalescer | None = None
         if how.coalesce:
+            from shalekv_client.coalescer import Coalescer
+            from shalekv_client.stream import MESSAGE_BYTES_MAX as COALESCED_BYTES_MAX
+            from shalekv_client.stream import Outbox
+
             self._coalescer = Coalescer(
                 self.open_session,
                 address=address,
@@ -268,7 +273,11 @@ class Servers:
         `on_new_token` is called when all of them have another access token.
         """
         token = how.security.token
-        self.token = None if token is None else AccessToken(token, self._renew)
+        self.token: AccessToken | None = None
+        if token is not None:
+            from shalekv_client.routing.access_token import AccessToken
+
+            self.token = AccessToken(token, self._renew)
         self._endpoints = endpoints
         self._freshness = freshness
         self._how = how
