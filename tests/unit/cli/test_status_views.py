@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from shalekv.cli.commands.status import print_sections, remarks_on
+from shalekv.cli.commands.status import print_sections, print_summary
+from shalekv.cli.commands.status_problems import problems, remarks
 from shalekv.cli.commands.top import ROWS_MAX, Between, Observed, picture
 from shalekv.cli.console.units import size
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
@@ -246,21 +247,56 @@ def test_every_part_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
     print_sections(writer(10_000, 1))
     text = capsys.readouterr().out
     for expected in (
-        "file:///db, served by version 1.2.3",
         "memtables",
-        "7,340,032 bytes; not compacted: 6 WAL objects",
-        "space amplification 1.25; a read searches at most 2 SSTs",
+        "7.0 MiB; not yet merged into the levels: 6 WAL objects",
+        "Space amplification: 1.25. Reading a key opens at most 2 SSTs.",
         "75.0%",
-        "filters saved 41 lookups",
+        "Bloom filters: 41 reads avoided, 0 false positives",
         "create",
         "nightly",
         "02" * 16,
     ):
         assert expected in text
-    assert "Remarks" not in text
     assert "Snapshots, and" in text
     print_sections(replace(writer(10_000, 1), snapshots=()))
     assert "Snapshots, and" not in capsys.readouterr().out
+
+
+def test_a_healthy_server_is_well_and_summarized(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first line is that all is well; the summary has a line for each part that there is."""
+    print_summary(writer(10_000, 1))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "All is well.",
+        "",
+        "role writer, epoch 3",
+        "database file:///db",
+        "version 1.2.3, up 10 s",
+        "newest commit seq 77, 10 commits since the start",
+        "calls 122 since the start, 4 failed",
+        "memory 5.0 MiB / 16.0 MiB",
+        "levels 2 SSTs, 7.0 MiB",
+        "not merged 6 WAL objects, 3.0 MiB / 8.0 MiB in memory",
+        "snapshots 2",
+        "watches 1,000",
+        "",
+        "1 watch was ended since the start, too slow to take the commits.",
+    ]
+    print_summary(reader(70, admin_pb2.ReaderStatus.State.STATE_FOLLOWING))
+    text = capsys.readouterr().out
+    assert text.startswith("All is well.\n")
+    assert "the writer 10.0.0.5:7654; at most 1.5 s behind" in text
+
+
+def test_what_others_may_not_see_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """A caller without the verb admin gets the cause of a failure, and no empty figures."""
+    message = admin_pb2.StatusReply(header=kv_pb2.ReplyHeader(role=WRITER, epoch=3, seq=77))
+    message.read_readiness.is_ready = True
+    message.write_readiness.CopyFrom(admin_pb2.Readiness(cause="log full", unready_ms=9_000))
+    print_summary(status_of(message))
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("Problem: writes fail: log full for 9 s. Give the safekeepers more")
+    assert not any("MiB" in line or " B" in line for line in rest)
 
 
 def test_sizes_have_their_units() -> None:
@@ -291,7 +327,7 @@ def test_a_reader_has_sections_for_following_watches_and_calls(
     for expected in ("Refused since the start", "2345", "3456"):
         assert expected in text
     row = next(line for line in text.splitlines() if line.startswith("KV.Get")).split()
-    assert row[:4] == ["KV.Get", "10", "0", "2.00"]
+    assert row[:4] == ["KV.Get", "10", "0", "2"]
 
 
 def with_quorum(**fields: object) -> admin_pb2.StatusReply:
@@ -340,49 +376,126 @@ def test_safekeepers_have_a_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Safekeepers" not in capsys.readouterr().out
 
 
-def test_remarks_on_safekeepers() -> None:
-    """Members that do not follow get a remark."""
-    (away,) = remarks_on(status_of(with_quorum()))
-    assert away.startswith("sk2:7655 do not follow")
-
-
 def test_failures_come_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Failing reads and writes are printed before all sections, and in the line of `top`."""
+    """Failing reads and writes are the first lines of the status, and in the line of `top`."""
     message = reply()
     message.write_readiness.CopyFrom(
-        admin_pb2.Readiness(cause="no quorum", problem="1 of 3 answers", unready_ms=61_700)
+        admin_pb2.Readiness(cause="no quorum", problem="1 of 3 answers.", unready_ms=61_700)
     )
     message.read_readiness.is_ready = True
     found = status_of(message)
-    print_sections(found)
+    print_summary(found)
     reported = "writes fail: no quorum for 62 s: 1 of 3 answers"
-    assert reported in capsys.readouterr().out.split("Writes", maxsplit=1)[0]
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(f"Problem: {reported}. Start the safekeepers again, or replace")
     text = drawn(Observed("here:1", None, found))
     assert f"here:1: {reported}" in text
     assert "writes fail" in text.splitlines()[1]
 
 
-def _remarks(changed: admin_pb2.StatusReply) -> list[str]:
-    message = reply()
-    message.MergeFrom(changed)
-    return list(remarks_on(status_of(message)))
+def changed_by(changes: admin_pb2.StatusReply, message: admin_pb2.StatusReply) -> Status:
+    message.MergeFrom(changes)
+    return status_of(message)
+
+
+STATES = admin_pb2.ReaderStatus.State
+PROCESSES = admin_pb2.ProcessStatus.State
+UNARCHIVED = admin_pb2.MemoryPart(name="unarchived_log_bytes_max", bytes=7, bytes_max=8)
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected"),
+    ("changes", "expected", "advice"),
     [
         (
             admin_pb2.StatusReply(memtable=admin_pb2.MemtableStatus(bytes=8 * MIB - 1)),
-            "Is a compactor running?",
+            "8.0 MiB / 8.0 MiB of writes are not merged into the levels yet",
+            "compactor",
         ),
         (
             admin_pb2.StatusReply(writer=admin_pb2.WriterStatus(queued_bytes=4 * MIB)),
-            "wait for the object store",
+            "4.0 MiB / 4.0 MiB of writes wait for the store",
+            "check the store",
+        ),
+        (
+            admin_pb2.StatusReply(memory=admin_pb2.MemoryStatus(bytes=15 * MIB)),
+            "15.0 MiB / 16.0 MiB of the memory for data are used",
+            "memory_bytes",
         ),
         (
             admin_pb2.StatusReply(levels=admin_pb2.LevelsStatus(read_amplification=30)),
-            "have to search 30 SSTs",
+            "compaction is behind by about 2.0 MiB: reading a key opens up to 30 SSTs",
+            "compactor",
         ),
+        (
+            admin_pb2.StatusReply(reader=admin_pb2.ReaderStatus(state=STATES.STATE_LOADING)),
+            "the reader still loads",
+            "Wait",
+        ),
+        (
+            admin_pb2.StatusReply(reader=admin_pb2.ReaderStatus(state=STATES.STATE_GAP)),
+            "waits for a WAL object",
+            "check the writer",
+        ),
+        (
+            admin_pb2.StatusReply(reader=admin_pb2.ReaderStatus(state=STATES.STATE_CUT_OFF)),
+            "the store does not answer the reader",
+            "network",
+        ),
+        (
+            admin_pb2.StatusReply(reader=admin_pb2.ReaderStatus(state=STATES.STATE_FULL)),
+            "the memory of the reader is full",
+            "compactor",
+        ),
+        (
+            admin_pb2.StatusReply(
+                processes=[
+                    admin_pb2.ProcessStatus(number=1, state=PROCESSES.STATE_SERVING),
+                    admin_pb2.ProcessStatus(number=2, state=PROCESSES.STATE_SILENT),
+                ]
+            ),
+            "process 2 of 2 is silent",
+            "replaced",
+        ),
+        (
+            admin_pb2.StatusReply(access=admin_pb2.AccessStatus(denied=1, audit_lines_lost=2)),
+            "2 lines of the audit log could not be written",
+            "disk",
+        ),
+    ],
+)
+def test_each_problem_has_a_line_with_advice(
+    changes: admin_pb2.StatusReply, expected: str, advice: str
+) -> None:
+    """A healthy server has no problems; each limit that is near, or part that is behind, is one."""
+    assert list(problems(changed_by(admin_pb2.StatusReply(), reply()))) == []
+    (found,) = problems(changed_by(changes, reply()))
+    assert expected in found.text
+    assert advice in found.advice
+    assert found.advice.endswith(".")
+    assert not found.text.endswith(".")
+
+
+def test_problems_of_safekeepers() -> None:
+    """Members that do not follow, are full or lag are problems, and an archive that is behind."""
+
+    def texts(message: admin_pb2.StatusReply) -> list[str]:
+        return [each.text for each in problems(status_of(message))]
+
+    away = "safekeeper sk2:7655 does not follow the writer"
+    assert texts(with_quorum()) == [away]
+    full, lagging, behind = with_quorum(), with_quorum(), with_quorum()
+    full.quorum.members[0].is_full = True
+    full.quorum.members[2].problem = "its disk was lost."
+    assert texts(full) == ["safekeeper sk0:7655 is full", f"{away} (its disk was lost)"]
+    lagging.quorum.committed_lsn += 20_000
+    assert texts(lagging)[0] == "safekeeper sk0:7655 is 20,001 records behind the majority"
+    behind.memory.parts.append(UNARCHIVED)
+    assert texts(behind)[-1].startswith("7 B / 8 B of the log are not in the store yet")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
         (
             admin_pb2.StatusReply(levels=admin_pb2.LevelsStatus(space_amplification=3)),
             "3.0 times",
@@ -391,16 +504,21 @@ def _remarks(changed: admin_pb2.StatusReply) -> list[str]:
             admin_pb2.StatusReply(
                 reads=admin_pb2.ReadStatus(blocks=admin_pb2.CacheStatus(misses=99_100))
             ),
-            "block_cache_bytes is 1,048,576",
+            "block_cache_bytes is 1.0 MiB",
         ),
         (
             admin_pb2.StatusReply(snapshots=[admin_pb2.SnapshotStatus(pinned_alone_bytes=8 * MIB)]),
-            "one snapshot alone keeps 8,388,608 bytes",
+            "One snapshot alone keeps 8.0 MiB",
         ),
+        (admin_pb2.StatusReply(watches=admin_pb2.WatchStatus(cut=2)), "2 watches were ended"),
     ],
 )
-def test_remarks(changed: admin_pb2.StatusReply, expected: str) -> None:
-    """Causes of slow reads, waiting writes and a full store have a remark each."""
-    assert _remarks(admin_pb2.StatusReply()) == []
-    (remark,) = _remarks(changed)
+def test_remarks(changes: admin_pb2.StatusReply, expected: str) -> None:
+    """Causes of slow reads and a full store, and watches that ended, have a remark each."""
+    healthy = reply()
+    healthy.watches.cut = 0
+    assert list(remarks(status_of(healthy))) == []
+    found = changed_by(changes, healthy)
+    (remark,) = remarks(found)
     assert expected in remark
+    assert list(problems(found)) == []

@@ -19,7 +19,7 @@ import click
 from shalekv.cli.console.connection import Target, exit_codes_of_calls, talk, target_options
 from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
-from shalekv.wording import counted
+from shalekv.cli.console.units import US_PER_S, time
 from shalekv_client import Client, ProcessRequests, RequestKind, Stats
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -96,7 +96,7 @@ OBJECTS: Mapping[str, PriceList] = MappingProxyType(
         ),
         "azure": _objects(f"Azure Blob Storage hot, LRS, {AS_OF}", write=0.005_5, read=0.000_44),
         "r2": _objects(f"Cloudflare R2 Standard, {AS_OF}", write=0.004_5, read=0.000_36),
-        "free": _objects("requests that are free", write=0.0, read=0.0),
+        "free": _objects("free requests", write=0.0, read=0.0),
     }
 )
 UNKNOWN_OBJECTS = PriceList("a store whose prices are not known", MappingProxyType({}))
@@ -110,7 +110,8 @@ OWN_RECORDS = PriceList(
     "records in a database of your own", MappingProxyType(dict.fromkeys(RECORD_KINDS, 0.0))
 )
 
-_BY_SCHEME = {"s3": "s3", "gs": "gcs", "az": "azure", "file": "free", "memory": "free"}
+_BY_SCHEME = {"s3": "s3", "gs": "gcs", "az": "azure"}
+_WITHOUT_COST = {"file": "local folder", "memory": "memory"}
 _BY_END_OF_HOST = {
     ".amazonaws.com": "s3",
     ".r2.cloudflarestorage.com": "r2",
@@ -136,8 +137,11 @@ def price_list(url: str, endpoint: str, records: str, *, chosen: str | None = No
 
 
 def _objects_of(url: str, endpoint: str) -> PriceList:
-    name = _BY_SCHEME.get(url.partition("://")[0])
-    if endpoint and name != "free":
+    scheme = url.partition("://")[0]
+    if scheme in _WITHOUT_COST:
+        return _objects(_WITHOUT_COST[scheme], write=0.0, read=0.0)
+    name = _BY_SCHEME.get(scheme)
+    if endpoint:
         host = endpoint.rpartition(":")[0] or endpoint
         name = next((n for end, n in _BY_END_OF_HOST.items() if host.endswith(end)), None)
     return UNKNOWN_OBJECTS if name is None else OBJECTS[name]
@@ -270,15 +274,23 @@ def stats(
     listed = prices(found)
     rows = [_row(rate, listed) for rate in rates]
     with printing():
-        print_rows(output_format, COLUMNS, [_formatted(row, output_format) for row in rows])
-    click.echo(f"Prices: {listed.title}. Not included: storage and traffic.", err=True)
+        print_rows(output_format, COLUMNS, rows)
+    click.echo(_cost_line(rows[-1][-1], listed), err=True)
     uptime_ms = min((process.uptime_ms for process in found.processes), default=SHORT_MS)
     if before is None and uptime_ms < SHORT_MS:
+        measured = time(uptime_ms // 1_000 * US_PER_S)
         click.echo(
-            f"The uptime is {counted(uptime_ms // 1_000, 'second')}: many of these requests were "
-            "sent at the start. Use --interval-s 60 to measure the current rate.",
+            f"Only {measured} of data, mostly start-up. Use --interval-s 60 for the current rate.",
             err=True,
         )
+
+
+def _cost_line(usd_per_month: float | None, prices: PriceList) -> str:
+    if usd_per_month is None:
+        cost = "unknown; see --prices"
+    else:
+        cost = f"{usd_per_month:,.2f} USD in 30 days" if usd_per_month else "0 USD"
+    return f"Cost: {cost} ({prices.title}). Storage and traffic are not counted."
 
 
 def _row(rate: Rate, prices: PriceList) -> Sequence[Any]:
@@ -287,10 +299,3 @@ def _row(rate: Rate, prices: PriceList) -> Sequence[Any]:
     # A partial sum would be mistaken for the total.
     cost = round(sum(known), 4) if len(known) == len(costs) else None
     return (rate.process, rate.kind, rate.requests, round(sum(rate.per_minute.values()), 3), cost)
-
-
-def _formatted(row: Sequence[Any], output_format: Format) -> Sequence[Any]:
-    if output_format is not Format.TABLE:
-        return row
-    *others, per_minute, cost = row
-    return (*others, f"{per_minute:,.2f}", None if cost is None else f"{cost:,.2f}")

@@ -1,6 +1,7 @@
 """`shalekv status`: print the status of a server.
 
-For people it has a section for each part, and remarks on unusual figures.
+For people it begins with what is wrong, or that all is well, and a summary; --verbose adds a
+section for each part.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from typing import Any
 
 import click
 
+from shalekv.cli.commands.status_problems import problems, remarks
 from shalekv.cli.console.connection import Target, exit_codes_of_calls, talk, target_options
 from shalekv.cli.console.output import (
+    GAP,
     Format,
     Record,
     format_option,
@@ -21,49 +24,105 @@ from shalekv.cli.console.output import (
     printing,
     record_of,
 )
-from shalekv.wording import counted, duration_text
+from shalekv.cli.console.units import US_PER_MS, share, size, time
+from shalekv.wording import counted
 from shalekv_client import (
     CacheStatus,
     CallStatus,
     Client,
     LevelsStatus,
+    ProcessState,
     ProcessStatus,
     QuorumStatus,
     ReadStatus,
     Status,
 )
 
-# Figures from these on get a remark.
-NEARLY_FULL = 0.75  # of a limit
-LOW_HIT_RATE = 0.5
-READS_MIN = 1_000  # fewer reads are not significant
-DEEP_READS = 12  # SSTs for one key
-WASTED_SPACE = 2.0
-
-_US_PER_MS = 1_000.0
 _IN_ROWS = ("members", "archiver_id")  # fields of a quorum that are printed as rows
 
-_HELP = """Print the status of a server.
+_HELP = """Print whether all is well with a server, and a summary of its state.
 
-It includes the role, epoch, write path and memory; the levels and their amplification, caches,
-filters, requests to the object store, and what snapshots pin. On a terminal it also remarks on
-unusual figures: why reads are slow, writes wait, or the object store fills up.
+The first line is "All is well", or one line for each problem begins with "Problem": writes or reads
+that fail, a compaction or a safekeeper that is behind, memory near its limit. Each says what to do.
+Remarks explain what is no problem, such as slow reads. The exit code is 0 if the server answers:
+`shalekv health` tells by its exit code whether it is ready.
+
+With --verbose follow the write path and memory; the levels and their amplification, caches,
+filters, calls, requests to the object store, and what snapshots pin. The formats json and raw have
+everything.
 
 \b
 Examples:
   shalekv status
+  shalekv status -v
   shalekv status --addr 10.0.0.5:7654 --format json | jq .writer.commits
   shalekv status --format raw | grep memtable
 """
 
 
-def troubles(status: Status) -> Iterator[str]:
-    """Yield a sentence for each of reads and writes that fail."""
-    found = {"reads": status.read_readiness, "writes": status.write_readiness}
-    for calls, readiness in found.items():
-        if readiness is not None and not readiness.is_ready:
-            duration = duration_text(readiness.unready_ms)
-            yield f"{calls} fail: {readiness.cause} for {duration}: {readiness.problem}"
+def print_summary(status: Status) -> None:
+    """Print the problems, or that there are none; then the state in some lines, and remarks."""
+    found = list(problems(status))
+    for each in found:
+        print_line(f"Problem: {each.text}. {each.advice}")
+    if not found:
+        print_line("All is well.")
+    print_line("")
+    lines = dict(_summary(status))
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        print_line(f"{name:<{width}}{GAP}{text}")
+    for number, remark in enumerate(remarks(status)):
+        print_line(remark if number else f"\n{remark}")
+
+
+def _summary(status: Status) -> Iterator[tuple[str, str]]:
+    view, memory = status.view, status.memory
+    yield "role", f"{role_of(status)}, epoch {view.epoch}"
+    yield "database", status.url
+    yield "version", f"{status.version}, up {time(status.uptime_ms * US_PER_MS)}"
+    yield "newest commit", f"seq {view.seq}{_written(status)}"
+    if status.reader is not None:
+        writer_address = status.reader.writer_address or "at an unknown address"
+        yield "follows", f"the writer {writer_address}; at most {_age(status)} behind"
+    if status.quorum is not None:
+        members = status.quorum.members
+        following = sum(each.is_connected for each in members)
+        yield "safekeepers", f"{following} of {len(members)} follow"
+    if status.processes:
+        serving = sum(each.state is ProcessState.SERVING for each in status.processes)
+        yield "processes", f"{serving} of {len(status.processes)} serve"
+    if status.calls:
+        calls = sum(each.calls for each in status.calls)
+        failures = sum(each.failures for each in status.calls)
+        yield "calls", f"{calls:,} since the start, {failures:,} failed"
+    if memory.bytes_max:
+        yield "memory", share(memory.bytes, memory.bytes_max)
+    if status.levels is not None:
+        ssts = sum(each.ssts for each in status.levels.levels)
+        yield "levels", f"{counted(ssts, 'SST')}, {size(status.levels.bytes)}"
+        objects = counted(status.levels.wal_objects, "WAL object")
+        not_merged = share(status.memtable.bytes, status.memtable.bytes_max)
+        yield "not merged", f"{objects}, {not_merged} in memory"
+    if status.snapshots:
+        yield "snapshots", f"{len(status.snapshots):,}"
+    if status.watches is not None and status.watches.watches:
+        yield "watches", f"{status.watches.watches:,}"
+
+
+def role_of(status: Status) -> str:
+    """The name of the role of a process."""
+    return status.view.role.name.lower() if status.view.role else "?"
+
+
+def _written(status: Status) -> str:
+    if status.writer is None:
+        return ""
+    return f", {counted(status.writer.commits, 'commit')} since the start"
+
+
+def _age(status: Status) -> str:
+    return time(status.view.staleness_ms * US_PER_MS)
 
 
 def print_heading(text: str) -> None:
@@ -90,7 +149,7 @@ def print_process(status: Status) -> None:
         print_record(Format.TABLE, record_of(status.access))
     if status.calls:
         print_heading("Calls since the start")
-        columns = ("method", "calls", "failures", "mean_ms", "p50_ms", "p99_ms")
+        columns = ("method", "calls", "failures", "mean_us", "p50_us", "p99_us")
         print_rows(Format.TABLE, columns, map(_call_row, status.calls))
 
 
@@ -115,10 +174,10 @@ def _print_quorum(quorum: QuorumStatus) -> None:
     rows = [
         (
             each.address + (" (to be)" if each.is_next else ""),
-            "yes" if each.is_connected else "no",
+            each.is_connected,
             each.flushed_lsn,
-            "" if each.archived_wal_id is None else each.archived_wal_id,
-            "yes" if each.is_full else "no",
+            each.archived_wal_id,
+            each.is_full,
             each.problem,
         )
         for each in quorum.members
@@ -126,21 +185,16 @@ def _print_quorum(quorum: QuorumStatus) -> None:
     print_rows(Format.TABLE, columns, rows)
 
 
-def _call_row(call: CallStatus) -> tuple[str, int, int, str, str, str]:
+def _call_row(call: CallStatus) -> Sequence[Any]:
     mean_us = call.total_us / max(1, call.calls)
     times = (mean_us, call.percentile_us(0.5), call.percentile_us(0.99))
-    mean, p50, p99 = (f"{(us or 0.0) / _US_PER_MS:,.2f}" for us in times)
-    return (call.method, call.calls, call.failures, mean, p50, p99)
+    return (call.method, call.calls, call.failures, *times)
 
 
 def print_sections(status: Status) -> None:
-    """Print the whole status for people."""
-    view = status.view
-    print_heading(f"{status.url}, served by version {status.version}")
-    parts = {"view": record_of(view), "uptime_ms": status.uptime_ms}
-    print_record(Format.TABLE, parts)
-    for trouble in troubles(status):
-        print_line(trouble)
+    """Print a section for each part of the status."""
+    print_heading("View")
+    print_record(Format.TABLE, {"view": record_of(status.view), "uptime_ms": status.uptime_ms})
     if status.writer is not None:
         print_heading("Writes")
         print_record(Format.TABLE, record_of(status.writer))
@@ -164,69 +218,6 @@ def print_sections(status: Status) -> None:
         columns = ("operation", "folder", "requests", "failures", "objects", "bytes")
         print_rows(Format.TABLE, columns, [_cells(each, columns) for each in status.store_requests])
     _print_snapshots(status)
-    remarks = list(remarks_on(status))
-    if remarks:
-        print_heading("Remarks")
-        for remark in remarks:
-            print_line(f"- {remark}")
-
-
-def remarks_on(status: Status) -> Iterator[str]:
-    """Yield explanations of slow reads, waiting writes, and a full object store."""
-    memtable = status.memtable
-    if memtable.bytes > NEARLY_FULL * memtable.bytes_max:
-        yield (
-            f"{memtable.bytes:,} of {memtable.bytes_max:,} bytes are not compacted: at the limit "
-            "writes are refused. Is a compactor running?"
-        )
-    writer = status.writer
-    if writer is not None and writer.queued_bytes > NEARLY_FULL * writer.queued_bytes_max:
-        yield (
-            f"{writer.queued_bytes:,} of {writer.queued_bytes_max:,} bytes wait for the object "
-            "store: at the limit writes wait, too"
-        )
-    if status.quorum is not None:
-        yield from _quorum_remarks(status.quorum)
-    if status.levels is not None:
-        yield from _levels_remarks(status.levels)
-    if status.reads is not None:
-        yield from _cache_remarks("blocks", "block_cache_bytes", status.reads.blocks)
-        yield from _cache_remarks(
-            "filters and indexes", "metadata_cache_bytes", status.reads.metadata
-        )
-    pinned = max((each.pinned_alone_bytes or 0 for each in status.snapshots), default=0)
-    if status.levels is not None and pinned > status.levels.bytes:
-        yield f"one snapshot alone keeps {pinned:,} bytes, more than the levels have"
-
-
-def _quorum_remarks(quorum: QuorumStatus) -> Iterator[str]:
-    missing = [each.address for each in quorum.members if not each.is_connected]
-    if missing:
-        yield (
-            f"{', '.join(missing)} do not follow: losing one more may stop writes. Start them "
-            "again, or replace them by others (`shalekv safekeeper replace`)"
-        )
-
-
-def _levels_remarks(levels: LevelsStatus) -> Iterator[str]:
-    if levels.read_amplification >= DEEP_READS:
-        yield (
-            f"a read may have to search {levels.read_amplification} SSTs: compaction is behind "
-            f"by about {levels.debt_bytes:,} bytes"
-        )
-    if levels.space_amplification >= WASTED_SPACE:
-        yield (
-            f"the levels take {levels.space_amplification:.1f} times the size of the lowest one: "
-            "compaction is behind, or most of the data was overwritten"
-        )
-
-
-def _cache_remarks(what: str, setting: str, cache: CacheStatus) -> Iterator[str]:
-    if cache.hits + cache.misses >= READS_MIN and cache.hit_rate < LOW_HIT_RATE:
-        yield (
-            f"only {cache.hit_rate:.0%} of the reads of {what} are served from memory; the others "
-            f"wait for the object store. {setting} is {cache.bytes_max:,}"
-        )
 
 
 def _print_levels(levels: LevelsStatus) -> None:
@@ -235,13 +226,14 @@ def _print_levels(levels: LevelsStatus) -> None:
     if levels.levels:
         print_rows(Format.TABLE, columns, [_cells(each, columns) for each in levels.levels])
     print_line(
-        f"{levels.bytes:,} bytes; not compacted: {counted(levels.wal_objects, 'WAL object')} with "
-        f"{levels.uncompacted_bytes:,} bytes in memory; debt about {levels.debt_bytes:,} bytes"
+        f"{size(levels.bytes)}; not yet merged into the levels: "
+        f"{counted(levels.wal_objects, 'WAL object')} with {size(levels.uncompacted_bytes)} in "
+        f"memory; compactions have to read about {size(levels.debt_bytes)}"
     )
     if levels.levels:
         print_line(
-            f"space amplification {levels.space_amplification:.2f}; a read searches at most "
-            f"{counted(levels.read_amplification, 'SST')}"
+            f"Space amplification: {levels.space_amplification:.2f}. Reading a key opens at most "
+            f"{counted(levels.read_amplification, 'SST')}."
         )
 
 
@@ -250,11 +242,11 @@ def _print_reads(reads: ReadStatus) -> None:
     rows = [_cache_row("blocks", reads.blocks), _cache_row("metadata", reads.metadata)]
     if reads.disk is not None:
         rows.append(_cache_row("disk", reads.disk))
-    columns = ("cache", "hit_rate", "hits", "misses", "requests", "fetched", "bytes", "bytes_max")
-    print_rows(Format.TABLE, columns, rows)
+    columns = ("cache", "hit_rate", "hits", "misses", "requests", "fetched_bytes")
+    print_rows(Format.TABLE, (*columns, "bytes", "bytes_max"), rows)
     print_line(
-        f"filters saved {counted(reads.filter_negatives, 'lookup')} from reading a block, and let "
-        f"{reads.filter_false_positives:,} read one in vain"
+        f"Bloom filters: {counted(reads.filter_negatives, 'read')} avoided, "
+        f"{counted(reads.filter_false_positives, 'false positive')}"
     )
 
 
@@ -274,13 +266,13 @@ def _cache_row(name: str, cache: CacheStatus) -> Sequence[Any]:
 def _print_snapshots(status: Status) -> None:
     if not status.snapshots:
         return
-    print_heading("Snapshots, and the bytes that they keep beyond the current manifest")
-    columns = ("snapshot", "manifest_id", "expires_s", "pinned_bytes", "alone_bytes")
+    print_heading("Snapshots, and the bytes that are kept only for them")
+    columns = ("snapshot", "manifest_id", "expire_time_s", "pinned_bytes", "alone_bytes")
     rows = [
         (
             each.name or each.id.hex(),
             each.manifest_id,
-            each.expire_time_s or None,
+            each.expire_time_s,
             each.pinned_bytes,
             each.pinned_alone_bytes,
         )
@@ -294,9 +286,10 @@ def _cells(value: object, columns: Sequence[str]) -> Sequence[Any]:
 
 
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
+@click.option("--verbose", "-v", is_flag=True, help="Print a section for each part, too.")
 @format_option
 @target_options
-def status(*, output_format: Format, target: Target) -> None:
+def status(*, verbose: bool, output_format: Format, target: Target) -> None:
     """Print the status."""
 
     async def call(client: Client) -> Status:
@@ -304,10 +297,12 @@ def status(*, output_format: Format, target: Target) -> None:
 
     found = talk(target, call)
     with printing():
-        if output_format is Format.TABLE:
-            print_sections(found)
-        else:
+        if output_format is not Format.TABLE:
             print_record(output_format, _record(found, output_format))
+            return
+        print_summary(found)
+        if verbose:
+            print_sections(found)
 
 
 def _record(found: Status, output_format: Format) -> Record:

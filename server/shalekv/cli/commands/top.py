@@ -22,7 +22,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shalekv.cli.commands.status import troubles
+from shalekv.cli.commands.status import role_of
+from shalekv.cli.commands.status_problems import problems
 from shalekv.cli.console.connection import (
     ClientExit,
     Target,
@@ -237,8 +238,8 @@ def _server_cells(server: Observed, newest_seq: int) -> dict[str, str | Text]:
     return {
         "server": Text(server.address),
         "role": role_of(status),
-        "epoch": f"{status.view.epoch:,}",
-        "seq": f"{status.view.seq:,}",
+        "epoch": str(status.view.epoch),
+        "seq": str(status.view.seq),
         "behind": f"{newest_seq - status.view.seq:,}",
         "stale": time(status.view.staleness_ms * US_PER_MS),
         "state": _state(status),
@@ -249,11 +250,6 @@ def _server_cells(server: Observed, newest_seq: int) -> dict[str, str | Text]:
         "memory": size(status.memory.bytes),
         "watches": f"{status.watches.watches:,}" if status.watches else "-",
     }
-
-
-def role_of(status: Status) -> str:
-    """The name of the role of a process."""
-    return status.view.role.name.lower() if status.view.role else "?"
 
 
 def _state(status: Status) -> Text:
@@ -299,10 +295,10 @@ def picture(servers: Sequence[Observed]) -> RenderableType:
         if each.problem
     ]
     parts += [
-        Text(f"{each.address}: {trouble}", style="red")
+        Text(f"{each.address}: {problem.text}", style="red")
         for each in servers
         if each.after is not None
-        for trouble in troubles(each.after)
+        for problem in problems(each.after)
     ]
     if shown is not None and shown.after is not None:
         parts += [
@@ -342,7 +338,7 @@ def _writing(between: Between, after: Status) -> Table:
     if after.reader is not None:
         _add_reader(table, between, before.reader if before else None, after.reader)
     table.add_row("memtable", share(after.memtable.bytes, after.memtable.bytes_max))
-    table.add_row("manifest", f"{after.manifest.manifest_id:,}")
+    table.add_row("manifest", str(after.manifest.manifest_id))
     if after.levels is not None:
         table.add_row("WAL to compact", f"{after.levels.wal_objects:,} objects")
         table.add_row("compaction debt", size(after.levels.debt_bytes))
@@ -356,7 +352,7 @@ def _add_writer(
     written = before.wal_objects_written if before else 0
     table.add_row("commits/s", rate(commits))
     table.add_row("WAL objects/s", rate(between.rate(after.wal_objects_written, written)))
-    table.add_row("next WAL object", f"{after.next_wal_id:,}")
+    table.add_row("next WAL object", str(after.next_wal_id))
     in_flight = f"{after.wal_objects_in_flight} / {after.max_parallel_writes}"
     table.add_row("uploads in flight", in_flight)
     table.add_row("queued", share(after.queued_bytes, after.queued_bytes_max))
@@ -367,7 +363,7 @@ def _add_reader(
 ) -> None:
     applied = before.wal_objects_applied if before else 0
     table.add_row("WAL objects/s", rate(between.rate(after.wal_objects_applied, applied)))
-    table.add_row("next WAL object", f"{after.next_wal_id:,}")
+    table.add_row("next WAL object", str(after.next_wal_id))
     table.add_row("asks again in", time(after.poll_interval_ms * US_PER_MS))
     table.add_row("gaps", f"{after.gaps:,}, {time(after.gap_ms * US_PER_MS)} in all")
     table.add_row("snapshots lost", f"{after.snapshots_lost:,}")
@@ -390,7 +386,7 @@ def _processes(between: Between, after: Status) -> Table | None:
             str(each.number),
             each.state.name.lower() if each.state else "?",
             rate(between.rate(each.calls, earlier.get(each.pid))),
-            f"{each.seq:,}" if each.seq else "-",
+            str(each.seq) if each.seq else "-",
             time(each.staleness_ms * US_PER_MS if each.seq else None),
             time(each.uptime_ms * US_PER_MS),
             f"{each.replacements:,}",
@@ -422,7 +418,7 @@ def _snapshots(snapshots: Sequence[SnapshotStatus]) -> Table | None:
     for each in ordered[:ROWS_MAX]:
         table.add_row(
             Text(each.name or each.id.hex()),
-            f"{each.manifest_id:,}",
+            str(each.manifest_id),
             size(each.pinned_bytes),
             size(each.pinned_alone_bytes),
             moment(each.expire_time_s * MS_PER_S) if each.expire_time_s else NEVER,

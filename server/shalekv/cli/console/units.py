@@ -35,7 +35,7 @@ _NAME = re.compile(
     r"(?P<places>(?:\.\d+)*)"
 )
 _TIMES = frozenset({"at_ms", "time_ms", "time_s"})
-_EXPIRE = "expire_"
+_EXPIRY = ("expire_", "expires_")
 
 
 def duration_ms(text: str) -> int:
@@ -135,8 +135,8 @@ def heading(name: str) -> str:
     stem, unit = found["stem"], found["unit"]
     if not stem.endswith("_"):
         stem += "size" if unit == "bytes" else unit
-    elif unit in _TIMES and stem.endswith(_EXPIRE):
-        stem = stem.removesuffix("_") + "s"
+    elif unit in _TIMES and stem.endswith(_EXPIRY):
+        stem = stem.rstrip("s_") + "s"
     return stem.rstrip("_") + found["limit"] + found["places"]
 
 
@@ -157,7 +157,7 @@ def cell_format(name: str) -> Callable[[object], str]:
     if found is None:
         return _cell
     unit, stem = found["unit"], found["stem"]
-    is_expiry = unit in _TIMES and stem.endswith(_EXPIRE)
+    is_expiry = unit in _TIMES and stem.endswith(_EXPIRY)
 
     def quantity(value: object) -> str:
         if is_expiry and (value is None or value == 0):
