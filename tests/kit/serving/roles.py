@@ -190,6 +190,10 @@ def add(key: bytes = b"k", delta: int = 1) -> kv_pb2.Change:
     return kv_pb2.Change(add=kv_pb2.AddChange(key=key, delta=delta))
 
 
+def touch(key: bytes = b"k", ttl_ms: int = 0) -> kv_pb2.Change:
+    return kv_pb2.Change(touch=kv_pb2.TouchChange(key=key, ttl_ms=ttl_ms))
+
+
 def change(changed: kv_pb2.Change) -> kv_pb2.TxnOperation:
     return kv_pb2.TxnOperation(change=changed)
 

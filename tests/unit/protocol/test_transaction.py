@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shalekv.errors import (
+    InvalidRequest,
     NotACounter,
     RangeTooCostly,
     ReplyTooLarge,
@@ -20,8 +21,11 @@ from shalekv.protocol.transaction import (
     EmptyCompare,
     ExistsCompare,
     Get,
+    KeyCount,
     Operation,
     Put,
+    Touch,
+    Touched,
     Transaction,
 )
 from tests.kit.states import NOW_MS, DictState, counter, entry_of, state_of
@@ -66,6 +70,59 @@ def test_counter_sees_the_changes_before_it() -> None:
     assert with_life.changes == [Change(b"counter", Kind.PUT, counter(8), NOW_MS + 30)]
 
 
+def test_touch_sees_the_changes_before_it() -> None:
+    """A touch writes the value again, as the commit has it by then; nothing where there is none."""
+    decision = decide(
+        Touch(b"live", 30), Touch(b"absent", 30), Touch(b"expired"),
+        Put(b"a", b"1"), Touch(b"a", 5), Touch(b"a", 7),
+        Add(b"counter", 1), Touch(b"counter"),
+        Put(b"b", b"1"), DeleteRange(KeyRange(b"b", b"c")), Touch(b"b", 5),
+        Delete(b"d"), Touch(b"d", 5),
+    )  # fmt: skip
+    touched = [result.has_value for result in decision.results if isinstance(result, Touched)]
+    assert touched == [True, False, False, True, True, True, False, False]
+    assert list(decision.changes) == [
+        Change(b"live", Kind.PUT, b"bb", NOW_MS + 30),
+        Change(b"a", Kind.PUT, b"1", NOW_MS + 7),
+        Change(b"counter", Kind.PUT, counter(41)),
+        Change(b"d", Kind.TOMBSTONE),
+    ]
+    assert not decide(Touch(b"absent")).writes
+
+
+def test_values_that_are_touched_are_bounded() -> None:
+    """What touches write again counts once for a key, unless the commit has put it itself."""
+    touches: list[Operation] = [
+        Touch(b"live"), Touch(b"live", 5), Put(b"a", b"1"), Touch(b"a"), Touch(b"counter"),
+    ]  # fmt: skip
+    decision = Transaction(touches, touched_bytes_max=10).decide(STATE)
+    assert (decision.refusal, decision.touched_bytes) == (None, 10)
+    refused = Transaction(touches, touched_bytes_max=9).decide(STATE)
+    assert isinstance(refused.refusal, InvalidRequest)
+    assert not refused.writes
+
+
+def test_counted_deletes_tell_what_was_there_before() -> None:
+    """They count values of the state, and not those of the commit; others have no result."""
+    decision = decide(
+        Delete(b"live", is_counted=True), Delete(b"expired", is_counted=True), Delete(b"live"),
+        DeleteRange(KeyRange(b"", b""), is_counted=True), DeleteRange(KeyRange(b"", b"")),
+    )  # fmt: skip
+    assert decision.results == [KeyCount(1), KeyCount(0), None, KeyCount(2), None]
+
+
+def test_needs_of_what_is_counted() -> None:
+    """The keys of touches and the ranges of counted deletes are read, and of no others."""
+    keys = KeyRange(b"a", b"b")
+    plain = Transaction([Delete(b"x"), DeleteRange(keys), Put(b"y", b"")]).needs()
+    assert (plain.keys, plain.ranges, plain.counts_ranges) == ((), (), False)
+    compared = Transaction([Touch(b"x")], [EmptyCompare(keys)]).needs()
+    assert (compared.keys, compared.ranges, compared.counts_ranges) == ((b"x",), (keys,), False)
+    counted = Transaction([Delete(b"x", is_counted=True), DeleteRange(keys, is_counted=True)])
+    needs = counted.needs()
+    assert (needs.keys, needs.ranges, needs.counts_ranges) == ((b"x",), (keys,), True)
+
+
 def test_reply_that_would_be_too_large_is_refused() -> None:
     """Values and a frame for each get must fit the limit, or the transaction is refused."""
     gets = [Get(b"live"), Get(b"absent"), Get(b"counter")]
@@ -97,6 +154,9 @@ def test_costly_range_is_a_refusal() -> None:
         (Transaction([Put(b"a", b"1", 5), Delete(b"b"), DeleteRange(KeyRange(b"a", b"b"))]), False),
         (Transaction([Get(b"a")]), True),
         (Transaction([Put(b"a", b"1"), Add(b"b", 1)]), True),
+        (Transaction([Touch(b"a")]), True),
+        (Transaction([Delete(b"a", is_counted=True)]), True),
+        (Transaction([DeleteRange(KeyRange(b"a", b"b"), is_counted=True)]), True),
         (Transaction([Put(b"a", b"1")], [ExistsCompare(b"a", exists=False)]), True),
         (Transaction([], [EmptyCompare(KeyRange(b"", b""))], []), True),
     ],

@@ -34,6 +34,7 @@ from tests.kit.serving.roles import (
     present,
     put,
     serving,
+    touch,
 )
 
 
@@ -54,7 +55,10 @@ NOT_FROM_MEMORY: dict[str, Message] = {
     "conditional delete": kv_pb2.DeleteRequest(
         key=b"old", precondition=kv_pb2.Precondition(present=True)
     ),
+    "counted delete": kv_pb2.DeleteRequest(key=b"old", count_deleted=True),
+    "counted range delete": kv_pb2.DeleteRangeRequest(all=True, count_deleted=True),
     "add": kv_pb2.WriteRequest(changes=[add(b"n")]),
+    "touch": kv_pb2.WriteRequest(changes=[touch(b"old")]),
     "transaction of puts": kv_pb2.TxnRequest(then=[change(put(b"k"))]),
     "transaction that reads": kv_pb2.TxnRequest(then=[get(b"k"), change(put(b"k"))]),
     "transaction that compares": kv_pb2.TxnRequest(

@@ -14,6 +14,7 @@ from shalekv.protocol.transaction import (
     ExistsCompare,
     Put,
     SeqCompare,
+    Touch,
 )
 from shalekv.write.commit import KeyedRequest, Receipt
 from tests.kit.engine.commits import read
@@ -111,6 +112,20 @@ async def test_displaced_range_delete_covers_what_landed_before_it(meets_fence_f
         assert [entry.seq for entry in log.contents_of(12).range_tombstones] == [receipt.seq]
         assert newest_of(log) == [(b"b", b"kept")]
         assert log.newest(b"a", b"b") == [None, b"kept"]
+
+
+async def test_touch_writes_what_came_before_it() -> None:
+    """A touch that is decided again writes the value that was put meanwhile."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        touched = log.transact(Put(b"b", b"1"), Touch(b"a", 60_000))
+        other = await behind(log, b"a", b"other")
+        await displaced(log, first=True)
+        log.store.release_all()
+        assert (await touched.receipt()).seq > (await other.receipt()).seq
+        found = log.memtable.get(b"a")
+        assert found is not None
+        assert (found.value, found.expire_at_ms > 0) == (b"other", True)
 
 
 async def test_queue_is_decided_again_in_its_order() -> None:
