@@ -106,7 +106,7 @@ _BY_BARE_CODE: Mapping[str, type[ShaleKVError]] = MappingProxyType(
 
 
 # The field of a change whose kind the server does not know: it finds none that is set.
-_CHANGE = re.compile(r"changes\[\d+\]|(then|otherwise)\[\d+\]\.change")
+_CHANGE = r"changes\[\d+\]|(then|otherwise)\[\d+\]\.change"
 _OLDER = "this server does not know {}: it may be older than this client"
 
 
@@ -179,7 +179,7 @@ def not_an_answer(address: str, method: str) -> ShaleKVError:
 
 
 def _error_with_reason(found: ErrorDetails) -> ShaleKVError:
-    if found.reason == "INVALID_REQUEST" and _CHANGE.fullmatch(found.metadata.get("field", "")):
+    if found.reason == "INVALID_REQUEST" and re.fullmatch(_CHANGE, found.metadata.get("field", "")):
         message = _OLDER.format(f"the kind of change in {found.metadata['field']}")
         return errors.Unimplemented(replace(found, message=message))
     kind = _BY_REASON.get(found.reason) or _BY_CODE_WITH_REASON.get(found.code)

@@ -144,6 +144,8 @@ def main() -> None:
         )
     except ShaleError as error:
         _fail(str(error), exit_code_of(error))
+    finally:
+        gc.freeze()  # all that is left ends with the process: no search for garbage before
 
 
 def _fail(message: str, code: ExitCode) -> None:

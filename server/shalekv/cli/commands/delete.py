@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from shalekv.cli.console.connection import (
@@ -15,7 +17,10 @@ from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options
 from shalekv.cli.console.options import RangeFlags, condition_options, range_options
 from shalekv.cli.console.output import Format, brief_format_option, print_commit
 from shalekv.wording import counted
-from shalekv_client import Client, Commit, Condition, Durability, PermissionDenied
+from shalekv_client import Client, Commit, Durability, PermissionDenied
+
+if TYPE_CHECKING:
+    from shalekv_client import Condition
 
 _HELP = """Delete KEY, or all keys of a range, and print the sequence number of the commit.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -18,7 +18,10 @@ from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options
 from shalekv.cli.console.options import condition_options
 from shalekv.cli.console.output import Format, brief_format_option, print_commit
 from shalekv.cli.console.units import duration
-from shalekv_client import Client, Commit, Condition, Durability
+from shalekv_client import Client, Commit, Durability
+
+if TYPE_CHECKING:
+    from shalekv_client import Condition
 
 _HELP = """Set the value of KEY to VALUE, and print the sequence number of the commit.
 

@@ -7,7 +7,6 @@ import enum
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -145,7 +144,7 @@ class Target:
     reads: ReadPolicy = ReadPolicy.ANY
     tls: TlsOptions | None = None
     token: str | None = field(default=None, repr=False)
-    token_file: Path | None = None
+    token_file: str | None = None
     insecure_token: bool = False
 
     @property
@@ -231,10 +230,12 @@ def _of_client(key: str) -> Callable[[], Any]:
 
     def value() -> Any:
         file = click.get_current_context().params.get("config")  # of commands that have the flag
-        if not isinstance(file, Path):
+        if not isinstance(file, os.PathLike):
             file = os.environ.get(CONFIG_VARIABLE)
         if not file:
             return None
+        from pathlib import Path  # noqa: PLC0415 (slow)
+
         from shalekv.cli.console.configuration import client_settings  # noqa: PLC0415 (slow)
 
         try:
@@ -258,7 +259,7 @@ def _security_option(key: str, kind: Any, metavar: str | None, text: str) -> Any
     )
 
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False)  # str: `pathlib` is slow
 _SECURITY_OPTIONS = (
     _security_option(
         "tls_ca",
@@ -420,10 +421,10 @@ def _target(  # noqa: PLR0913 (an argument for each option)
     reads: ReadPolicy,
     timeout_ms: int,
     tls_ca: str | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
+    tls_cert: str | None,
+    tls_key: str | None,
     tls_server_name: str | None,
-    token_file: Path | None,
+    token_file: str | None,
     insecure_token: bool,
 ) -> Target:
     tls = None

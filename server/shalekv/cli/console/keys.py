@@ -23,7 +23,7 @@ from shalekv.cli.console.option_groups import grouped_options
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[\\ntr0]|)")
+_ESCAPE = r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[\\ntr0]|)"
 _PARSED = {"\\": b"\\", "n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0"}
 _PRINTED = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 _FLAGS = {
@@ -125,7 +125,7 @@ def _escaped(character: str) -> str:
 def _unescaped(text: str) -> bytes:
     parts = []
     at = 0
-    for found in _ESCAPE.finditer(text):
+    for found in re.finditer(_ESCAPE, text):
         code = found.group(1)
         if not code:
             raise ValueError(

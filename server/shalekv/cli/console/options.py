@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
@@ -12,19 +12,12 @@ from shalekv.cli.console.connection import read_level_option
 from shalekv.cli.console.keys import Encoding, argument_bytes
 from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.units import duration
-from shalekv_client import (
-    Client,
-    Condition,
-    Exists,
-    Missing,
-    ReadLevel,
-    SeqIs,
-    Snapshot,
-    SnapshotNotFound,
-)
-from shalekv_client.admin import ID_BYTES
+from shalekv_client import Client, ReadLevel, SnapshotNotFound
 from shalekv_client.errors import ErrorDetails
 from shalekv_client.routing.tokens import InvalidToken, SessionToken
+
+if TYPE_CHECKING:
+    from shalekv_client import Condition
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -117,8 +110,9 @@ def _token(
 
 async def _snapshot_id(client: Client, name_or_id: str) -> bytes:
     """Find a snapshot by name, else by id; names come first, since one may look like an id."""
-    found: list[Snapshot] = await client.list_snapshots()
-    for each in found:
+    from shalekv_client.admin import ID_BYTES  # noqa: PLC0415 (slow)
+
+    for each in await client.list_snapshots():
         if each.name == name_or_id:
             return each.id
     try:
@@ -220,6 +214,12 @@ def condition_options(command: CommandT) -> CommandT:
 
 
 def _condition(*, if_absent: bool, if_present: bool, if_seq: int | None) -> Condition | None:
+    if not if_absent and not if_present and if_seq is None:
+        return None
+    if not if_absent and not if_present and if_seq is None:
+        return None
+    from shalekv_client import Exists, Missing, SeqIs  # noqa: PLC0415 (slow)
+
     given: list[Condition] = []
     if if_absent:
         given.append(Missing())
@@ -229,4 +229,4 @@ def _condition(*, if_absent: bool, if_present: bool, if_seq: int | None) -> Cond
         given.append(SeqIs(seq=if_seq))
     if len(given) > 1:
         raise click.UsageError("--if-absent, --if-present and --if-seq exclude each other")
-    return given[0] if given else None
+    return given[0]

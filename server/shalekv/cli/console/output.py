@@ -9,23 +9,23 @@ object on a line, for each row or record. JSON and raw have raw names and number
 from __future__ import annotations
 
 import enum
-import json
 import os
-import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.units import cell_format, headings, is_time
-from shalekv_client import Commit
+
+if TYPE_CHECKING:
+    from shalekv_client import Commit
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 Record: TypeAlias = Mapping[str, Any]  # values: text, numbers, None, lists, or records
@@ -127,6 +127,8 @@ def print_json(record: Record) -> None:
     """Print a record as JSON, on one line unless the command was given --pretty."""
     context = click.get_current_context(silent=True)
     indent = 2 if context is not None and context.meta.get(_PRETTY) else None
+    import json  # noqa: PLC0415 (a get has no use for it)
+
     print_line(json.dumps(record, ensure_ascii=False, indent=indent))
 
 
@@ -213,6 +215,8 @@ class TablePrinter:
             self.has_cut = True
 
     def _available(self) -> int:
+        import shutil  # noqa: PLC0415 (a get has no use for it)
+
         return shutil.get_terminal_size().columns
 
 

@@ -1,0 +1,60 @@
+"""The start of commands that talk to a server: what takes long to import is imported where used."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from shalekv.v1 import kv_pb2
+from tests.kit.serving.dict_server import DictServer
+
+# What no command of a single call loads, though it belongs to commands or to the client.
+NEVER = """
+aiohttp botocore cryptography grpc numpy prompt_toolkit pydantic rich structlog uvloop
+google.rpc hashlib json shutil tempfile
+shalekv.settings shalekv.runtime shalekv.protocol shalekv.format shalekv.store
+shalekv.cli.console.configuration
+shalekv_client.coalescer shalekv_client.routing.access_token shalekv_client.session
+shalekv_client.status shalekv_client.stream shalekv_client.sync_client shalekv_client.watch
+shalekv_wire.server shalekv_wire.tls shalekv_wire.tls_transport
+""".split()
+ADMIN = ["shalekv.v1.admin_pb2", "shalekv_client.admin"]
+ONE_KEY = [*ADMIN, "pathlib", "shalekv_client.changes", "shalekv_client.scan", "urllib.parse"]
+PROGRAM = """
+import sys
+from shalekv.cli.main import main
+sys.argv = ["shalekv", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print("MODULES", *sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "absent"),
+    [
+        ("get k", ONE_KEY),
+        ("put k v", ONE_KEY),
+        ("delete k", ONE_KEY),
+        ("scan", ADMIN),
+    ],
+)
+async def test_a_command_loads_what_it_uses(
+    server: DictServer, command: str, absent: list[str]
+) -> None:
+    """A command of one call ends without having loaded what others need: that takes 0.1 s."""
+    server.state.data[b"k"] = kv_pb2.Entry(key=b"k", value=b"v", seq=1)
+    arguments = [*command.split(), "--addr", server.address]
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(ended.stdout.rpartition("MODULES")[2].split())
+    assert "shalekv_client.client" in loaded
+    assert loaded.intersection([*NEVER, *absent]) == set()
