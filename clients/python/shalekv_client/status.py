@@ -506,6 +506,7 @@ class Status:
     write_readiness: Readiness | None = None  # None at a reader, too
     processes: tuple[ProcessStatus, ...] = ()  # that share the port; empty: there is one alone
     access: AccessStatus | None = None  # None: the server does not report it
+    wall_ms: int = 0  # the clock of the server's machine, since the Unix epoch; 0: not known
 
 
 def status_of(reply: admin_pb2.StatusReply) -> Status:
@@ -540,6 +541,7 @@ def status_of(reply: admin_pb2.StatusReply) -> Status:
         ),
         processes=tuple(map(process_of, reply.processes)),
         access=_access(reply.access) if reply.HasField("access") else None,
+        wall_ms=reply.wall_ms,
     )
 
 

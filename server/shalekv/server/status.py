@@ -435,6 +435,7 @@ class ProcessReport:
         reply.version = VERSION
         reply.url = self._url
         reply.uptime_ms = int(now_ms - self._began_ms)
+        reply.wall_ms = self._clock.wall_ms() or 0
         reply.memory.CopyFrom(self.memory.status())
         if self._watches is not None:
             reply.watches.CopyFrom(self._watches.status())

@@ -113,12 +113,17 @@ class StatusReply(_message.Message):
     WRITE_READINESS_FIELD_NUMBER: _builtins.int
     PROCESSES_FIELD_NUMBER: _builtins.int
     ACCESS_FIELD_NUMBER: _builtins.int
+    WALL_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server, such as "0.1.0"."""
     url: _builtins.str
     """The URL of the database, without credentials."""
     uptime_ms: _builtins.int
     """Milliseconds since this process began to serve."""
+    wall_ms: _builtins.int
+    """The clock of the server's machine, milliseconds since the Unix epoch, so that it can be compared
+    with others. Nothing that the server does depends on it. 0: not known.
+    """
     @_builtins.property
     def header(self) -> _kv_pb2.ReplyHeader:
         """Role, epoch and the newest sequence number."""
@@ -224,10 +229,11 @@ class StatusReply(_message.Message):
         write_readiness: Global___Readiness | None = ...,
         processes: _abc.Iterable[Global___ProcessStatus] | None = ...,
         access: Global___AccessStatus | None = ...,
+        wall_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "calls", b"calls", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "processes", b"processes", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "calls", b"calls", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "processes", b"processes", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "wall_ms", b"wall_ms", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

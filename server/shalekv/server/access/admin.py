@@ -17,7 +17,7 @@ from shalekv.v1 import access_pb2, admin_pb2, kv_pb2
 CHANGE_TIMEOUT_S = 60.0  # a create is repeated until its outcome is known
 
 _ADMIN = Need(Verb.ADMIN)
-_SHOWN_TO_ALL = {"header", "version", "uptime_ms", "read_readiness", "write_readiness"}
+_SHOWN_TO_ALL = {"header", "version", "uptime_ms", "wall_ms", "read_readiness", "write_readiness"}
 
 
 class AccessAdmin:
