@@ -50,6 +50,10 @@ COMMANDS: CommandTable = {
         "shalekv.cli.commands.health:health",
         "Check whether a server is ready, by exit code.",
     ),
+    "doctor": (
+        "shalekv.cli.commands.doctor:doctor",
+        "Check machine, store, database and servers; say what to do.",
+    ),
     "bench": (
         "shalekv.cli.commands.bench:bench",
         "Measure a server: operations per second, latencies.",

@@ -141,6 +141,12 @@ async def find_credentials(session: AioSession) -> AioCredentials:
     return found
 
 
+async def credentials_source(profile: str) -> str:
+    """Name the source of the credentials, as botocore calls it. Raises `CredentialsFailed`."""
+    found = await find_credentials(AioSession(profile=profile or None))
+    return str(found.method)
+
+
 async def renew_credentials(credentials: AioCredentials) -> ReadOnlyCredentials:
     """Return credentials that stay valid for a while; this takes a request when they are old.
 

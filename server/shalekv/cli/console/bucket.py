@@ -87,6 +87,12 @@ def remembered_settings(model: type[SettingsT]) -> SettingsT:
         raise click.UsageError(str(error)) from None
 
 
+def remembered_config() -> Path | None:
+    """The file of --config of the running command, or of the environment; None: there is none."""
+    found: Path | None = click.get_current_context().meta.get(_CONFIG)
+    return found
+
+
 def store_settings_in_file(file: Path) -> StoreSettings:
     """The settings of a second store, from a file alone; a usage error if they are wrong."""
     try:

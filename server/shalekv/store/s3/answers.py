@@ -49,10 +49,20 @@ _PERMISSIONS: Final = {
     "list": "s3:ListBucket",
     "delete": "s3:DeleteObject",
     "abort": "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload",
+    "versioning": "s3:GetBucketVersioning",
+    "versions": "s3:ListBucketVersions",
+    "lifecycle": "s3:GetLifecycleConfiguration",
+    "lock": "s3:GetBucketObjectLockConfiguration",
 }
 _READING: Final = "s3:GetObject and s3:ListBucket"
 # Operations whose name is no verb for a sentence.
-_DOING: Final = {"now": "ask for the time"}
+_DOING: Final = {
+    "now": "ask for the time",
+    "versioning": "see the versioning",
+    "versions": "list versions",
+    "lifecycle": "see the lifecycle rules",
+    "lock": "see the object lock",
+}
 
 _DENIED: Final = "these credentials may not {operation} in {place}: they need {permissions}"
 _WRONG_REGION: Final = (

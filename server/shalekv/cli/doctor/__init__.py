@@ -1,0 +1,1 @@
+"""The checks of `shalekv doctor`: facts are gathered, then judged by pure functions."""

@@ -1,0 +1,66 @@
+"""What a check has found: its severity, the evidence, and the command that helps."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shalekv.wording import counted
+
+
+class Severity(enum.StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"  # it works, and costs something, or may fail later
+    PROBLEM = "problem"  # something does not work, or data are in danger
+    UNCHECKED = "not checked"  # the evidence says why
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The finding of one check."""
+
+    area: str  # "machine", "store", "database", or "server HOST:PORT"
+    check: str
+    severity: Severity
+    evidence: str  # one line, with figures
+    fix: str = ""  # a command, or what to do; empty: nothing is to be done
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Makes the findings of one area."""
+
+    name: str
+
+    def ok(self, check: str, evidence: str) -> Diagnosis:
+        """Return a finding that all is well."""
+        return Diagnosis(self.name, check, Severity.OK, evidence)
+
+    def warning(self, check: str, evidence: str, fix: str = "") -> Diagnosis:
+        """Return a finding that is worth a look."""
+        return Diagnosis(self.name, check, Severity.WARNING, evidence, fix)
+
+    def problem(self, check: str, evidence: str, fix: str = "") -> Diagnosis:
+        """Return a finding that must be fixed."""
+        return Diagnosis(self.name, check, Severity.PROBLEM, evidence, fix)
+
+    def unchecked(self, check: str, reason: str, fix: str = "") -> Diagnosis:
+        """Return the reason why a check was not made."""
+        return Diagnosis(self.name, check, Severity.UNCHECKED, reason, fix)
+
+
+def summary(found: Iterable[Diagnosis]) -> str:
+    """Return one line: ``1 problem, 2 warnings, 20 checks passed, 3 not checked``."""
+    counts = Counter(each.severity for each in found)
+    parts = [
+        counted(counts[Severity.PROBLEM], "problem"),
+        counted(counts[Severity.WARNING], "warning"),
+        f"{counted(counts[Severity.OK], 'check')} passed",
+    ]
+    if counts[Severity.UNCHECKED]:
+        parts.append(f"{counts[Severity.UNCHECKED]} not checked")
+    return ", ".join(parts)
