@@ -75,7 +75,7 @@ def test_time_is_inspected_and_set_back(url: str) -> None:
 def test_leases_of_a_wrong_clock_are_removed(url: str) -> None:
     """A lease of a possibly running job needs --force, and one of a consumer stays."""
     found = listed(url)
-    states = [(each["state"], each["made"] is None) for each in found]
+    states = [(each["state"], each["made_at_ms"] is None) for each in found]
     assert states == [
         ("from the future", False),
         ("current", False),

@@ -62,7 +62,7 @@ def test_expired_snapshot_is_listed_as_expired(tmp_path: Path) -> None:
         assert "Begin again" in str(error)
     consumers = CliRunner().invoke(shalekv, ["consumers", "list", "--url", url, "--format", "json"])
     row = json.loads(consumers.stdout)
-    assert (row["name"], row["wal_id_min"], row["expires"]) == ("short", 2, "expired")
+    assert (row["name"], row["wal_id_min"], row["state"]) == ("short", 2, "expired")
 
 
 LITTLE = ("--parallel", "2", "--rounds", "2", "--large-object-bytes", "1000")

@@ -9,13 +9,19 @@ import click
 
 from shalekv.cli.console.bucket import edited_url_option, read_store, url_option
 from shalekv.cli.console.exit_codes import exit_codes_text
-from shalekv.cli.console.output import Format, format_option, print_line, print_rows, printing
+from shalekv.cli.console.output import (
+    Format,
+    brief_format_option,
+    format_option,
+    print_rows,
+    printing,
+)
 from shalekv.protocol.snapshot import NEVER
 from shalekv.store.cas import CasStore
-from shalekv.wording import moment
+from shalekv.wording import MS_PER_S
 from shalekv.write.job_leases import LeaseView, list_leases, remove_leases
 
-COLUMNS = ("id", "holder", "made", "expires", "state", "wal_id_min", "reserved_seq")
+COLUMNS = (*("id", "holder", "made_at_ms", "expire_at_ms", "state", "wal_id_min", "reserved_seq"),)
 LEASE_ID_BYTES = 16
 
 _HELP = """List the leases of a database, and remove those created under a wrong clock.
@@ -67,7 +73,8 @@ def list_(*, url: str, output_format: Format) -> None:
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @edited_url_option
 @click.option("--force", is_flag=True, help="Remove leases even if their jobs may be running.")
-def delete(*, ids: Sequence[str], url: str, force: bool) -> None:
+@brief_format_option("the ids")
+def delete(*, ids: Sequence[str], url: str, force: bool, output_format: Format | None) -> None:
     """Remove leases, and print their ids."""
     lease_ids = [_lease_id(each) for each in ids]
 
@@ -76,8 +83,7 @@ def delete(*, ids: Sequence[str], url: str, force: bool) -> None:
 
     read_store(url, remove)
     with printing():
-        for lease_id in lease_ids:
-            print_line(lease_id.hex())
+        print_rows(output_format or Format.RAW, ("id",), [(each.hex(),) for each in lease_ids])
 
 
 def _lease_id(text: str) -> bytes:
@@ -96,8 +102,8 @@ def _row(view: LeaseView) -> tuple[Any, ...]:
     return (
         lease.id.hex(),
         lease.holder,
-        None if view.made_ms is None else moment(view.made_ms),
-        "never" if lease.expire_time_s == NEVER else moment(lease.expire_time_s * 1_000),
+        view.made_ms,
+        None if lease.expire_time_s == NEVER else lease.expire_time_s * MS_PER_S,
         "from the future" if view.is_from_the_future else state,
         lease.wal_id_min,
         lease.reserved_seq,

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from shalekv.cli.console.bucket import edited_url_option, read_store, url_option
 from shalekv.cli.console.exit_codes import exit_codes_text
-from shalekv.cli.console.output import Format, format_option, print_line, print_rows, printing
+from shalekv.cli.console.output import (
+    Format,
+    brief_format_option,
+    format_option,
+    print_rows,
+    printing,
+)
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.snapshot import NEVER
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.watch.consumers import Consumer, ConsumerLeases, consumers_of
+from shalekv.wording import MS_PER_S
 
-COLUMNS = ("name", "wal_id_min", "wal_id_last_compacted", "expires", "principal")
+COLUMNS = (
+    *("name", "wal_id_min", "wal_id_last_compacted"),
+    *("expire_at_ms", "state", "principal"),
+)
 
 _HELP = """List and delete the named consumers of the WAL.
 
@@ -33,7 +42,7 @@ Examples:
 
 _HELP_LIST = """List the consumers, and the first WAL object that each keeps.
 
-A consumer that has expired keeps its objects until the next collection.
+A consumer that has expired keeps its objects until the next collection (state: expired).
 """
 
 
@@ -63,7 +72,8 @@ def list_(*, url: str, output_format: Format) -> None:
     "--principal", default="", help="The principal to which they belong. Not set: to none."
 )
 @edited_url_option
-def delete(*, names: Sequence[str], principal: str, url: str) -> None:
+@brief_format_option("the names")
+def delete(*, names: Sequence[str], principal: str, url: str, output_format: Format | None) -> None:
     """Delete consumers; the next collection deletes what only they have kept.
 
     A running watch with the name creates a new lease from its position on, if possible.
@@ -84,17 +94,17 @@ def delete(*, names: Sequence[str], principal: str, url: str) -> None:
         called = f"{unknown[0]!r} of {principal!r}" if principal else repr(unknown[0])
         raise click.UsageError(f"there is no consumer called {called}: nothing was deleted")
     with printing():
-        for name in found:
-            print_line(name)
+        print_rows(output_format or Format.RAW, ("name",), [(name,) for name in found])
 
 
 def _row(consumer: Consumer, manifest: Manifest, now_ms: int) -> tuple[Any, ...]:
     lease = consumer.lease
-    if lease.expire_time_s == NEVER:
-        expires = "never"
-    elif lease.expire_time_s < now_ms / 1_000:
-        expires = "expired"
-    else:
-        expires = datetime.fromtimestamp(lease.expire_time_s, UTC).isoformat()
-    last_compacted = manifest.wal_id_last_compacted
-    return consumer.name, lease.wal_id_min, last_compacted, expires, consumer.principal
+    is_expired = lease.expire_time_s != NEVER and lease.expire_time_s < now_ms / MS_PER_S
+    return (
+        consumer.name,
+        lease.wal_id_min,
+        manifest.wal_id_last_compacted,
+        None if lease.expire_time_s == NEVER else lease.expire_time_s * MS_PER_S,
+        "expired" if is_expired else "current",
+        consumer.principal,
+    )

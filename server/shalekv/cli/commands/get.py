@@ -142,5 +142,5 @@ def _print(
             )
         case Format.TABLE:
             columns = ("key", "value", "seq", "expire_at_ms")
-            row = (encoding.encode(key), formatted, str(found.seq), found.expire_at_ms)
+            row = (encoding.encode(key), formatted, found.seq, found.expire_at_ms)
             print_rows(Format.TABLE, columns, [row])

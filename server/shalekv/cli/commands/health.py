@@ -8,6 +8,13 @@ import click
 from grpc_health.v1 import health_pb2
 
 from shalekv.cli.console.connection import Target, target_options
+from shalekv.cli.console.output import (
+    Format,
+    brief_format_option,
+    print_line,
+    print_record,
+    printing,
+)
 from shalekv.cli.console.units import duration
 from shalekv.wording import READ, WRITE
 from shalekv_client.routing.servers import (
@@ -65,8 +72,11 @@ Exit codes:
     metavar="TIME",
     help="Wait until the server is ready, for this time at most: 500ms, 10s, 5m.",
 )
+@brief_format_option("one word")
 @target_options
-def health(*, service: str | None, wait_ms: int | None, target: Target) -> None:
+def health(
+    *, service: str | None, wait_ms: int | None, output_format: Format | None, target: Target
+) -> None:
     """Check, and print the status."""
     try:
         answer = asyncio.run(_wait_for(target, service or "", wait_ms or 0)).status
@@ -78,7 +88,12 @@ def health(*, service: str | None, wait_ms: int | None, target: Target) -> None:
         )
         click.echo(f"Error: {target.address}: {problem}", err=True)
         raise SystemExit(NOT_SERVING) from None
-    click.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(answer))
+    word = health_pb2.HealthCheckResponse.ServingStatus.Name(answer)
+    with printing():
+        if output_format is None:
+            print_line(word)
+        else:
+            print_record(output_format, {"service": service, "status": word})
     if answer != _SERVING:
         raise SystemExit(NOT_SERVING)
 

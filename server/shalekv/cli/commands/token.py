@@ -6,7 +6,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,25 +15,33 @@ import click
 
 from shalekv.cli.console.atomic_file import atomic_file
 from shalekv.cli.console.exit_codes import exit_codes_text
-from shalekv.cli.console.output import Format, format_option, print_line, print_rows, printing
+from shalekv.cli.console.output import (
+    Format,
+    brief_format_option,
+    format_option,
+    print_line,
+    print_record,
+    print_rows,
+    printing,
+)
+from shalekv.cli.console.units import cell_format
 from shalekv.server.access.identity import NEVER_MS
 from shalekv.server.access.tokens import (
     HEADING,
     NAME,
-    NEVER,
     StaticToken,
     new_token,
     parse_tokens,
     read_token_file,
     token_lines,
 )
-from shalekv.wording import MS_PER_S, counted, moment
+from shalekv.wording import MS_PER_S, counted
 
 FILE_MODE = 0o600  # of a new file
 MS_PER_DAY = 86_400_000
 DAYS_MAX = 36_500
 TOKENS_OF_A_NAME_MAX = 2  # the old one, until all clients have the new one
-COLUMNS = ("id", "name", "created", "expires")
+COLUMNS = ("id", "name", "created_at_ms", "expires_at_ms")
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -98,7 +106,10 @@ def token() -> None:
     metavar="DAYS",
     help="Refuse the token after this time.  [default: never]",
 )
-def create(*, name: str, path: Path, expires_days: int | None) -> None:
+@brief_format_option("the token alone")
+def create(
+    *, name: str, path: Path, expires_days: int | None, output_format: Format | None
+) -> None:
     """Add a token to the file, and print it."""
     now_ms = time.time_ns() // 1_000_000 // MS_PER_S * MS_PER_S
     lifetime_ms = NEVER_MS if expires_days is None else expires_days * MS_PER_DAY
@@ -111,9 +122,16 @@ def create(*, name: str, path: Path, expires_days: int | None) -> None:
             )
         secret, made = new_token(name, now_ms=now_ms, lifetime_ms=lifetime_ms)
         with _replaced(path, f"{text or HEADING}\n{made.line()}\n"), printing():
-            print_line(secret)  # before it counts: one that nobody has seen is of no use
+            # Before it counts: one that nobody has seen is of no use.
+            if output_format is None:
+                print_line(secret)
+            else:
+                row = dict(zip(COLUMNS, _row(made), strict=True))
+                print_record(output_format, {"token": secret, **row})
+    *_, expires_at_ms = _row(made)
+    expires = cell_format("expires_at_ms")(expires_at_ms)
     click.echo(
-        f"Added token {made.token_id} of token:{name} to {path}; expires: {_expiry(made)}. "
+        f"Added token {made.token_id} of token:{name} to {path}; expires: {expires}. "
         "It is not shown again.",
         err=True,
     )
@@ -125,18 +143,15 @@ def create(*, name: str, path: Path, expires_days: int | None) -> None:
 def list_(*, path: Path, output_format: Format) -> None:
     """List the tokens of the file, those that have expired as well."""
     _, tokens = _read(path, is_needed=True)
-    rows = [
-        (each.token_id, each.name, moment(each.created_ms), _expiry(each))
-        for each in tokens.values()
-    ]
     with printing():
-        print_rows(output_format, COLUMNS, rows)
+        print_rows(output_format, COLUMNS, map(_row, tokens.values()))
 
 
 @token.command(help=_HELP_REMOVE)
 @click.argument("token_or_name", metavar="ID|NAME")
 @_file_option
-def remove(*, token_or_name: str, path: Path) -> None:
+@brief_format_option("the ids")
+def remove(*, token_or_name: str, path: Path, output_format: Format | None) -> None:
     """Remove tokens from the file, and print their ids."""
     with _locked(path):
         text, tokens = _read(path, is_needed=True)
@@ -149,12 +164,13 @@ def remove(*, token_or_name: str, path: Path) -> None:
         with _replaced(path, _without(text, removed)):
             pass
     with printing():
-        for each in sorted(removed):
-            print_line(each)
+        print_rows(output_format or Format.RAW, ("id",), [(each,) for each in sorted(removed)])
 
 
-def _expiry(found: StaticToken) -> str:
-    return NEVER if found.expires_at_ms == NEVER_MS else moment(int(found.expires_at_ms))
+def _row(found: StaticToken) -> Sequence[Any]:
+    is_forever = found.expires_at_ms == NEVER_MS
+    expires_at_ms = None if is_forever else int(found.expires_at_ms)
+    return (found.token_id, found.name, int(found.created_ms), expires_at_ms)
 
 
 def _without(text: str, removed: Collection[str]) -> str:

@@ -55,6 +55,7 @@ from shalekv.cli.console.output import (
     printing,
 )
 from shalekv.cli.console.units import duration_ms, ttl_ms
+from shalekv.wording import counted
 from shalekv_client import (
     Add,
     Client,
@@ -116,7 +117,8 @@ _NESTED = frozenset("txn if then else otherwise".split())
 _HELP = """Run a transaction: compare keys, then do one of two lists of operations, in one commit.
 
 If all comparisons (--if) hold, the operations of --then are done, otherwise those of --else. The
-output begins with the name of the branch; the exit code is 0 for then, and 13 for else.
+output begins with what happened, and --format raw with the name of the branch; the exit code is 0
+for then, and 13 for else.
 
 \b
 Comparisons:                          Operations:
@@ -333,19 +335,19 @@ def txn(
 
     found = talk(target, call, mutates=True)
     with printing():
-        done = script.then if found.succeeded else script.otherwise
-        _print(done, found, encoding, output_format)
+        _print(script, found, encoding, output_format)
     if not found.succeeded:
         raise SystemExit(ClientExit.CONDITION)
 
 
 def _print(
-    done: Sequence[TxnOperation],
+    script: Script,
     found: TxnResult,
     encoding: Encoding,
     output_format: Format,
 ) -> None:
     branch = "then" if found.succeeded else "else"
+    done = script.then if found.succeeded else script.otherwise
     results = list(zip(done, found.results, strict=True))
     if output_format is Format.JSON:
         print_json(
@@ -356,11 +358,24 @@ def _print(
             }
         )
         return
-    print_line(
-        f"{branch}\t{found.seq}" if output_format is Format.RAW else f"{branch}, seq {found.seq}"
-    )
+    if output_format is Format.RAW:
+        print_line(f"{branch}\t{found.seq}")
+    else:
+        print_line(_outcome(script, done, found))
+        results = [each for each in results if isinstance(each[0], Get) or each[1] is not None]
     if results:
         print_rows(output_format, COLUMNS, (_row(*result, encoding) for result in results))
+
+
+def _outcome(script: Script, done: Sequence[TxnOperation], found: TxnResult) -> str:
+    """Format what was compared and changed, such as ``condition held; 1 change committed``."""
+    changes = sum(not isinstance(operation, Get) for operation in done)
+    changed = f"{counted(changes, 'change')} committed" if changes else "nothing to change"
+    if not script.compares:
+        return f"{changed}, seq {found.seq}"
+    conditions = "condition" if len(script.compares) == 1 else "conditions"
+    held = "held" if found.succeeded else "did not hold"
+    return f"{conditions} {held}; {changed}, seq {found.seq}"
 
 
 def _places(option: str, lines: Sequence[str]) -> Iterable[tuple[str, str]]:
@@ -378,7 +393,7 @@ def _row(
     )
     match result:
         case Value():
-            return (name, formatted, encoding.encode(result.value), str(result.seq))
+            return (name, formatted, encoding.encode(result.value), result.seq)
         case bool():
             return (name, formatted, "found" if result else "not found", None)
         case _:

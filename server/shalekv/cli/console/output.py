@@ -242,15 +242,15 @@ def print_record(output_format: Format, record: Record) -> None:
     if output_format is Format.JSON:
         print_json(record)
         return
-    lines = list(_flat(record))
     if output_format is Format.RAW:
-        for path, value in lines:
+        for path, value in _flat(record):
             print_line(f"{path}\t{_plain(value)}")
         return
+    lines = list(_flat(record, joins_lists=True))
     names = headings([path for path, _ in lines])
     width = max(map(_cells_wide, names), default=0)
     for name, (path, value) in zip(names, lines, strict=True):
-        print_line(f"{name:<{width}}{GAP}{cell_format(path)(value)}")
+        print_line(f"{name:<{width}}{GAP}{_joined(path, value)}".rstrip())
 
 
 def record_of(value: Any) -> Any:
@@ -266,14 +266,28 @@ def record_of(value: Any) -> Any:
     return value
 
 
-def _flat(record: Record, path: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(
+    record: Record, path: str = "", *, joins_lists: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each leaf; with `joins_lists`, lists of texts are leaves."""
     for name, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}{name}.")
-        elif value and isinstance(value, list):
-            yield from _flat({str(n): member for n, member in enumerate(value)}, f"{path}{name}.")
+        members = value if isinstance(value, list) else []
+        if joins_lists and not any(isinstance(member, Mapping | list) for member in members):
+            members = []
+        if isinstance(value, Mapping) or members:
+            nested = value if isinstance(value, Mapping) else _numbered(members)
+            yield from _flat(nested, f"{path}{name}.", joins_lists=joins_lists)
         else:
-            yield f"{path}{name}", value or None if isinstance(value, list) else value
+            yield f"{path}{name}", None if value == [] else value
+
+
+def _numbered(members: Sequence[Any]) -> Record:
+    return {str(number): member for number, member in enumerate(members)}
+
+
+def _joined(path: str, value: Any) -> str:
+    format_cell = cell_format(path)
+    return ", ".join(map(format_cell, value)) if isinstance(value, list) else format_cell(value)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], is_number: Sequence[bool]) -> str:
