@@ -40,6 +40,7 @@ COMMANDS: CommandTable = {
     "load": ("shalekv.cli.commands.load:load", "Put every pair of a file, in batches."),
     "dump": ("shalekv.cli.commands.dump:dump", "Write one state of all pairs into a file."),
     "watch": ("shalekv.cli.commands.watch:watch", "Print commits to a range as they happen."),
+    "shell": ("shalekv.cli.commands.shell:shell", "Open a prompt on one connection."),
     "status": ("shalekv.cli.commands.status:status", "Print the status of a server."),
     "top": ("shalekv.cli.commands.top:top", "Show the load of servers, refreshed periodically."),
     "admin": (

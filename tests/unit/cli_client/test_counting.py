@@ -8,7 +8,7 @@ import pytest
 from shalekv.cli.commands.count import count
 from shalekv.cli.commands.delete import delete, deleted_text
 from shalekv.cli.commands.get import counter_of
-from shalekv.cli.console.units import life, ttl_ms
+from shalekv.cli.console.units import ttl_ms
 from shalekv.errors import PermissionDenied
 from shalekv_client import Commit, Value
 from tests.kit.serving.dict_server import DictServer, bare, refusing
@@ -23,7 +23,7 @@ async def test_who_may_not_read_may_still_delete(run: Run, server: DictServer) -
     server.state.failures.append(denied)
     result = await run(delete, "--prefix", "k")
     assert (result.exit_code, result.stdout) == (0, DELETED)
-    assert "not counted: reading is not allowed" in result.stderr
+    assert "not counted: you may not read the keys" in result.stderr
     assert [request.count_deleted for request in server.state.requests] == [True, False]
     server.state.failures.append(denied)
     assert (await run(delete, "k", "--no-count")).exit_code == 14
@@ -60,7 +60,7 @@ def test_deletes_say_what_they_found(
 ) -> None:
     """The number is that of keys that had a value, or a bound of it."""
     commit = Commit(1, None, 1, None, deleted=deleted, deleted_more=more)
-    assert deleted_text(commit, key) == words
+    assert deleted_text(commit, key, "") == words
 
 
 @pytest.mark.parametrize(
@@ -79,26 +79,6 @@ def test_deletes_say_what_they_found(
 def test_counters_are_told_from_texts(value: bytes, number: int | None) -> None:
     """A value of 8 bytes is a number unless it is a text."""
     assert counter_of(Value(value, 1, None)) == number
-
-
-@pytest.mark.parametrize(
-    ("ms", "text"),
-    [
-        (1, "1ms"),
-        (999, "999ms"),
-        (1_000, "1s"),
-        (2_998, "3s"),
-        (59_999, "1m"),
-        (1_799_000, "29m 59s"),
-        (3_600_000, "1h"),
-        (3_605_000, "1h"),
-        (90_061_000, "1d 1h"),
-        (30 * 86_400_000, "30d"),
-    ],
-)
-def test_a_life_has_its_two_largest_units(ms: int, text: str) -> None:
-    """The remaining life is rounded to seconds, and told in two units that follow each other."""
-    assert life(ms) == text
 
 
 def test_a_time_to_live_may_be_endless() -> None:

@@ -39,6 +39,9 @@ print("MODULES", *sys.modules)
         ("get k", ONE_KEY),
         ("put k v", ONE_KEY),
         ("delete k", ONE_KEY),
+        ("count", ONE_KEY),
+        ("exists k", ONE_KEY),
+        ("ttl k", ONE_KEY),
         ("scan", ADMIN),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -80,37 +81,45 @@ def delete(  # noqa: PLR0913 (click passes each option by its name)
     if counts is None:  # what is counted is durable before it is answered
         counts = durability is not Durability.MEMORY
 
-    async def call(client: Client, *, count: bool) -> Commit:
-        if wanted is not None:
-            return await client.delete(
-                wanted, condition=condition, count=count, durability=durability
+    async def call(client: Client) -> tuple[Commit, str]:
+        async def delete(count: bool) -> Commit:
+            if wanted is not None:
+                return await client.delete(
+                    wanted, condition=condition, count=count, durability=durability
+                )
+            return await client.delete_range(
+                **keys, all_keys=all_keys, count=count, durability=durability
             )
-        return await client.delete_range(
-            **keys, all_keys=all_keys, count=count, durability=durability
-        )
 
-    async def call_counting(client: Client) -> tuple[Commit, str]:
-        try:
-            return await call(client, count=counts), "the server is older than this client"
-        except PermissionDenied as denied:
-            if not counts or denied.verb != "read":
-                raise
-        return await call(client, count=False), "reading is not allowed (--no-count: don't try)"
+        return await counted_delete(delete) if counts else (await delete(count=False), "")
 
-    commit, why_not = talk(target, call_counting, mutates=True)
+    commit, why_not = talk(target, call, mutates=True)
     print_commit(commit, output_format)
-    if counts and commit.deleted is None:
-        click.echo(f"not counted: {why_not}", err=True)
-    elif counts:
-        click.echo(deleted_text(commit, key), err=True)
+    if counts:
+        click.echo(deleted_text(commit, key, why_not), err=True)
 
 
-def deleted_text(commit: Commit, key: str | None) -> str:
-    """Say how many keys a counted delete has deleted: of a range, or the one called `key`."""
+async def counted_delete(delete: Callable[[bool], Awaitable[Commit]]) -> tuple[Commit, str]:
+    """Delete and count; who may not read the keys may still delete them, without a count.
+
+    `delete` is told whether to count. Returns also the reason if it is not counted.
+    """
+    try:
+        return await delete(True), "the server is older than this client"  # noqa: FBT003
+    except PermissionDenied as denied:
+        if denied.verb != "read":
+            raise
+    return await delete(False), "you may not read the keys"  # noqa: FBT003
+
+
+def deleted_text(commit: Commit, key: str | None, why_not: str) -> str:
+    """Say how many keys a delete has deleted, of a range or of one `key`; else `why_not`."""
+    if commit.deleted is None:
+        return f"not counted: {why_not}"
     if key is not None and not commit.deleted:
         return f"not found: {key}"
     bound = "at least " if commit.deleted_more else ""
-    return f"deleted {bound}{counted(commit.deleted or 0, 'key')}"
+    return f"deleted {bound}{counted(commit.deleted, 'key')}"
 
 
 def _refuse_contradictions(

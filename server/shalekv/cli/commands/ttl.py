@@ -20,10 +20,10 @@ from shalekv.cli.console.output import (
     print_record,
     printing,
 )
-from shalekv.cli.console.units import NEVER, life
+from shalekv.cli.console.units import NEVER, US_PER_MS, time
 from shalekv_client import Client, KeyInfo
 
-_HELP = """Print how long the value of KEY lives from now on, such as 29m 59s, or `never`.
+_HELP = """Print how long the value of KEY lives from now on, such as 1.5 h, or `never`.
 
 If the key has no value, the exit code is 1, with a message on stderr. The format raw prints
 milliseconds, or `never`.
@@ -63,7 +63,7 @@ def ttl(
     with printing():
         match output_format:
             case None:
-                print_line(NEVER if found.ttl_ms is None else life(found.ttl_ms))
+                print_line(NEVER if found.ttl_ms is None else time(found.ttl_ms * US_PER_MS))
             case Format.RAW:
                 print_line(NEVER if found.ttl_ms is None else str(found.ttl_ms))
             case _:

@@ -369,9 +369,14 @@ def talk(
     try:
         return asyncio.run(connected())
     except ShaleKVError as error:
-        for line in (f"Error: {error_text(error)}", *_advice(error, target, mutates=mutates)):
+        for line in failure_lines(error, target, mutates=mutates):
             click.echo(line, err=True)
         raise SystemExit(exit_code_of_call(error)) from None
+
+
+def failure_lines(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
+    """Describe a failed call, what is known of its effect if it `mutates`, and what to do."""
+    return [f"Error: {error_text(error)}", *_advice(error, target, mutates=mutates)]
 
 
 def error_text(error: ShaleKVError) -> str:

@@ -105,19 +105,6 @@ def time(us: float | None) -> str:
     return f"{_short(us / _DAY_US)} d"
 
 
-def life(ms: float) -> str:
-    """Format the time until something expires in its two largest units, such as ``29m 59s``."""
-    if ms < _MS["s"]:
-        return f"{ms:.0f}ms"
-    left = round(ms / _MS["s"]) * _MS["s"]
-    parts = []
-    for unit in ("d", "h", "m", "s"):
-        number, left = divmod(left, _MS[unit])
-        parts.append(f"{number}{unit}" if number else "")
-    first = next(at for at, part in enumerate(parts) if part)
-    return " ".join(part for part in parts[first : first + 2] if part)
-
-
 def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}".removesuffix(".0")  # noqa: PLR2004
 

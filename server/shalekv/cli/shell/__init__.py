@@ -1,0 +1,1 @@
+"""The prompt of `shalekv shell`: its language, its verbs, and the terminal."""
