@@ -18,6 +18,7 @@ from tests.kit.processes.child import Child
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.readme import ROOT, SERVE, Terminal, terminals, type_in, with_shalekv
 from tests.servers.object_stores import versitygw
+from tests.servers.process import free_ports
 
 NOT_COPIED = {"data", ".git"}
 MAKE_RUN = "make run\n"
@@ -32,6 +33,10 @@ def checkout(tmp_path: Path) -> Path:
         if entry.name not in NOT_COPIED:
             (tmp_path / entry.name).symlink_to(entry)
     return tmp_path
+
+
+def names_in(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
 
 
 def start(processes: Processes, checkout: Path) -> Child:
@@ -119,3 +124,20 @@ async def test_readers_work_as_it_is_written(processes: Processes, checkout: Pat
     await type_in(processes, checkout, here, env={"SHALEKV_ADDR": server.listen})
     assert await reader.stop() == 0, reader.report()
     assert await server.stop() == 0, server.report()
+
+
+@pytest.mark.soak  # it starts seven processes, and other tests start each of them as well
+async def test_safekeepers_work_as_it_is_written(processes: Processes, checkout: Path) -> None:
+    """Three safekeepers and a server run in the background until they are stopped and removed."""
+    (terminal,) = terminals("Commits in milliseconds", lambda _body: False)
+    server, *safekeepers = free_ports(4)
+    commands = f"port=(0 {' '.join(map(str, safekeepers))})\n" + terminal.commands
+    commands = commands.replace(":766$i", ":${port[$i]}").replace(":7660", f":{server}")
+    for number, port in enumerate(safekeepers, 7661):
+        commands = commands.replace(f":{number}", f":{port}")
+    before = names_in(checkout)
+    typed = await type_in(
+        processes, checkout, with_shalekv(Terminal("", commands, terminal.shown)), env={}
+    )
+    assert typed.stdout().startswith("SERVING\nseq 1\n"), typed.report()
+    assert names_in(checkout) - before == {"commands.sh"}

@@ -7,7 +7,8 @@ Conventions that hold for every message of this package:
   * Keys are 1 byte to 64 KiB of any bytes and are ordered as unsigned bytes.
   * Values are 0 bytes to 3 MiB of any bytes by default (server setting `value_bytes_max`).
   * `seq` is a sequence number: one per commit, never issued twice, greater for later commits.
-    It is what other systems call version or revision.
+    Gaps are normal: each start of a writer leaves numbers out. Other systems call it version
+    or revision.
   * Times are milliseconds since the Unix epoch, by the clock of the object store.
   * A field that is not set means the documented default. An enum value that the server does
     not know is refused with INVALID_ARGUMENT.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _HELP = """Set the value of KEY to VALUE, and print the sequence number of the commit.
 
+Later commits have greater sequence numbers; gaps between them are normal.
+
 VALUE is text; - reads it from standard input and --value-file from a file, byte by byte. Write
 -- before a value that begins with -.
 
