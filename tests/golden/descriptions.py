@@ -145,7 +145,13 @@ def describe_manifest(manifest: Manifest) -> Json:
         "origins": _rows(manifest.origins),
     }
     described = _described(values)
-    later_fields = ("origins", "time_reset_wal_id", "wal_members_next", "wal_ids_left_out")
+    later_fields = (
+        "origins",
+        "time_reset_wal_id",
+        "wal_members_next",
+        "wal_ids_left_out",
+        "is_dropped",
+    )
     for later in ("loads_forgotten_ms", *later_fields):
         described = _without_zero(described, later)
     return described

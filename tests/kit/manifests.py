@@ -114,6 +114,7 @@ manifests = st.builds(
     recent_loads=st.lists(st.builds(RecentLoad, st.text(max_size=9), u64s, u64s)).map(tuple),
     loads_forgotten_ms=u64s,
     origins=st.lists(origins, max_size=3).map(tuple),
+    is_dropped=st.booleans(),
 )
 
 FULL = Manifest(
@@ -159,6 +160,7 @@ FULL = Manifest(
     ),
     pending_loads=(PendingLoad("load-7", SstTable.from_infos([some_info(9)])),),
     recent_loads=(RecentLoad("load-5", 8000, 1_700_000_000_100), RecentLoad("load-6", 8500)),
+    is_dropped=True,
     loads_forgotten_ms=1_700_000_000_050,
     origins=(
         Origin(b"another database", "s3://bucket/parent", b"the pin in there", bytes(range(32))),

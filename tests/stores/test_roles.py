@@ -8,12 +8,18 @@ from random import Random
 
 import pytest
 
-from shalekv.errors import Fenced, ManifestVersionExists, OutcomeUnknown
+from shalekv.errors import DatabaseNotFound, Fenced, ManifestVersionExists, OutcomeUnknown
+from shalekv.jobs.drop import DropJob
 from shalekv.server.writer import Writer
+from shalekv.settings import StoreSettings
+from shalekv.store.api import Repaired
+from shalekv.store.cas import CasStore
 from tests.contract import conftest as contract
 from tests.contract.opening import OpenStore, names_in
+from tests.kit.constants import set_constants
 from tests.kit.in_process_cluster import InProcessCluster, everything, running, write_all
 from tests.kit.processes.in_process import put_at, real_runtime
+from tests.kit.store import FaultyStore, Request
 
 OPENERS = 4
 KEYS = 400
@@ -125,6 +131,34 @@ async def test_a_stalled_writer_stays_fenced_after_collection(it: InProcessClust
         assert await everything(new) == {b"key": b"last"}
     async with it.writing() as later:
         assert await everything(later) == {b"key": b"last"}
+
+
+@one_of_each
+async def test_a_dropped_database_leaves_nothing(
+    it: InProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer is refused before anything is deleted; neither objects nor records are left."""
+    set_constants(monkeypatch, {"shalekv.jobs.drop:NOTICE_MS": 10})
+    writer = await it.open_writer()
+    refused: list[object] = []
+
+    async def after(request: Request) -> None:
+        if request.operation == "delete" and not refused:
+            with pytest.raises((Fenced, OutcomeUnknown)) as error:
+                await put_at(writer, b"key", b"too late")
+            refused.append(error)
+
+    store = it.store()
+    async with running(writer):
+        await put_at(writer, b"key", b"1")
+        job = DropJob(CasStore(FaultyStore(store, after=after), it.runtime, StoreSettings()))
+        await job.run(await job.plan(), is_forced=True)
+    assert refused
+    for folder in ("manifest/", "wal/", "levels/", "access/"):
+        assert await names_in(store, folder) == []
+    assert await store.repair(lambda _name: True) == Repaired()
+    with pytest.raises(DatabaseNotFound):
+        await it.open_writer()
 
 
 @one_of_each

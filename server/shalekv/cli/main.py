@@ -84,6 +84,10 @@ COMMANDS: CommandTable = {
         "shalekv.cli.commands.clone:clone",
         "Create a database that shares SSTs with another.",
     ),
+    "drop": (
+        "shalekv.cli.commands.drop:drop",
+        "Delete a database, and what keeps data for it.",
+    ),
     "manifest": (
         "shalekv.cli.commands.manifest:manifest",
         "Print a manifest, read from the store.",

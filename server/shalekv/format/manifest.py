@@ -78,6 +78,7 @@ def encode_message(manifest: Manifest) -> bytes:
         loads_forgotten_ms=manifest.loads_forgotten_ms,
         origins=map(_origin_message, manifest.origins),
         time_reset_wal_id=manifest.time_reset_wal_id,
+        is_dropped=manifest.is_dropped,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -141,6 +142,7 @@ def _manifest_of(message: manifest_pb2.Manifest, piece: Piece) -> Manifest:
         loads_forgotten_ms=message.loads_forgotten_ms,
         origins=tuple(map(_origin_of, message.origins)),
         time_reset_wal_id=message.time_reset_wal_id if has_time_reset else None,
+        is_dropped=message.is_dropped,
     )
 
 

@@ -134,10 +134,11 @@ class _ClonePin:
 class ClonePins:
     """The pins of a clone while it is made: snapshots that expire, in parent and origins."""
 
-    def __init__(self, parent: CasStore, clone_id: bytes) -> None:
-        """Pin nothing yet."""
+    def __init__(self, parent: CasStore, clone_id: bytes, url: str) -> None:
+        """Pin nothing yet. `url` is that of the clone."""
         self._parent = parent
         self._clone_id = clone_id
+        self._url = url
         self._clock = parent.runtime.clock
         self._pins: list[_ClonePin] = []
         self._since_ms = self._clock.monotonic_ms()
@@ -174,12 +175,13 @@ class ClonePins:
         self._since_ms = now_ms
 
     async def _pin(self, store: CasStore, snapshot_ref: str) -> Snapshot:
-        name = pin_name(self._clone_id)
         try:
+            name = pin_name(self._clone_id, self._url)
             pin = await _snapshot(store, snapshot_ref, name)
         except SnapshotExists:  # another attempt makes this clone, or has crashed
             suffix = store.runtime.random.randbytes(_SUFFIX_BYTES).hex()
-            pin = await _snapshot(store, snapshot_ref, f"{name} {suffix}")
+            name = pin_name(self._clone_id, self._url, suffix=suffix)
+            pin = await _snapshot(store, snapshot_ref, name)
         self._pins.append(_ClonePin(store, pin))
         return pin
 
@@ -288,7 +290,7 @@ class CloneJob:
     ) -> CloneReport:
         """Make the clone; it replaces `lost`, if there is such a manifest, whose pins are gone."""
         began_ms = await self._cas.now_ms()
-        own_pins = ClonePins(self._parent, clone_id)
+        own_pins = ClonePins(self._parent, clone_id, self._cas.url)
         pin = await own_pins.pin_parent(snapshot_ref)
         if pin.ssts_only:
             problem = (

@@ -60,12 +60,14 @@ class FindingKind(enum.StrEnum):
     ORIGIN = "origin"  # another database does not keep the SSTs that both share
     SNAPSHOT_CHECKSUM = "snapshot_checksum"  # the manifest is not the one that a snapshot names
     POLICY = "access_policy"  # a version of the access policy is missing
+    CLONE_PIN = "clone_pin"  # SSTs are kept for a clone that is gone, or cannot be found
     ORPHAN = "orphan"  # nothing names or protects an object; the collector will delete it
 
     @property
     def is_damage(self) -> bool:
         """Return whether something is wrong with the database."""
-        return self not in (FindingKind.ORPHAN, FindingKind.UNREADABLE)
+        harmless = (FindingKind.ORPHAN, FindingKind.CLONE_PIN, FindingKind.UNREADABLE)
+        return self not in harmless
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,11 @@ class WriterId:
     epoch: int
     nonce: bytes
 
+    @property
+    def is_first(self) -> bool:
+        """Return whether no other writer has opened the database before."""
+        return self.epoch == 1
+
 
 @dataclass(frozen=True, slots=True)
 class Occupant:

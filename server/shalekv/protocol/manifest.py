@@ -131,6 +131,7 @@ class Manifest:
     recent_loads: tuple[RecentLoad, ...] = ()
     loads_forgotten_ms: int = 0  # logical time of the latest load that was forgotten; 0: none
     origins: tuple[Origin, ...] = ()
+    is_dropped: bool = False  # the database is being deleted: nothing opens it any more
 
     @property
     def is_log_in_store(self) -> bool:

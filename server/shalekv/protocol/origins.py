@@ -15,20 +15,49 @@ leaves the pin known.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from shalekv.protocol.manifest import NO_NONCE, CasMode, Manifest, Origin, Snapshot
-from shalekv.protocol.snapshot import NEVER, find_snapshot, latest_read_time_ms, renew_snapshot
+from shalekv.protocol.snapshot import (
+    NAME_CHARS_MAX,
+    NEVER,
+    find_snapshot,
+    latest_read_time_ms,
+    renew_snapshot,
+)
 from shalekv.protocol.sst_table import ID_BYTES
 
 FIRST_SLOT = 0  # WAL slot of a clone with an empty object that reserves the place for this clone
 _WRITE_ID_BYTES = 16
+_PIN_NAME = re.compile(r"clone ([0-9a-f]{32})(?: [0-9a-f]{8})?(?: at (\S+))?")
 
 
-def pin_name(database_id: bytes) -> str:
-    """Return the name of the snapshot that keeps SSTs for the clone with this id."""
-    return f"clone {database_id.hex()}"
+def pin_name(database_id: bytes, url: str = "", *, suffix: str = "") -> str:
+    """Return the name of a snapshot that keeps SSTs for the clone with this id, at this URL.
+
+    `suffix`, hexadecimal digits, tells several of one clone apart. The URL is left out where it
+    would make the name longer than `NAME_CHARS_MAX`, or not printable.
+    """
+    name = " ".join(filter(None, ("clone", database_id.hex(), suffix)))
+    full = f"{name} at {url}"
+    is_told = url and len(full) <= NAME_CHARS_MAX and full.isprintable() and " " not in url
+    return full if is_told else name
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedClone:
+    """The clone for which a pin keeps SSTs, as the name of the pin says."""
+
+    database_id: bytes
+    url: str  # empty: the name does not have it, as in older versions
+
+
+def clone_of_pin(name: str) -> PinnedClone | None:
+    """Return the clone that the name of a snapshot tells; None: it is not the name of a pin."""
+    found = _PIN_NAME.fullmatch(name)
+    return None if found is None else PinnedClone(bytes.fromhex(found[1]), found[2] or "")
 
 
 def unpacked(sst_ids: bytes) -> Iterator[bytes]:

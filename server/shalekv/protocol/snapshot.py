@@ -24,6 +24,7 @@ from dataclasses import replace
 from shalekv.errors import SnapshotExists, SnapshotNotFound
 from shalekv.protocol.manifest import Manifest, Snapshot
 
+NAME_CHARS_MAX = 128
 NEVER = 0  # as `snapshot_expire_time_s`: the snapshot does not expire
 
 

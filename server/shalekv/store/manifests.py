@@ -47,9 +47,13 @@ EDIT_TIMEOUT_MS = 60_000
 class StoredManifest:
     """The manifest of one database. `current` is the newest that this process has seen."""
 
-    def __init__(self, store: CasStore) -> None:
-        """Start without reading: call `refresh` before `current`."""
+    def __init__(self, store: CasStore, *, even_dropped: bool = False) -> None:
+        """Start without reading: call `refresh` before `current`.
+
+        Only with `even_dropped` a database that is being deleted can be read and edited.
+        """
         self._store = store
+        self._even_dropped = even_dropped
         self._workers = store.runtime.workers
         self._current: Manifest | None = None
         # `current` was still the current manifest at this monotonic time, or later.
@@ -66,8 +70,9 @@ class StoredManifest:
     async def refresh(self) -> Manifest:
         """List the manifests, read the one with the highest id, and return it.
 
-        Raises `DatabaseNotFound`, `CorruptObject`, `StoreUnavailable`, and `ObjectNotFound` when
-        the store lists twice a manifest that cannot be read.
+        Raises `DatabaseNotFound`, `CorruptObject`, `StoreUnavailable`, `IllegalState` when the
+        database is being deleted, and `ObjectNotFound` when the store lists twice a manifest that
+        cannot be read.
         """
         missing: int | None = None
         other: ObjectInfo | None = None
@@ -174,6 +179,11 @@ class StoredManifest:
                 f"{current.database_id.hex()}"
             )
             raise WrongObject(name, 0, problem)
+        if manifest.is_dropped and not self._even_dropped:
+            raise IllegalState(
+                f"{self._store.url} is being deleted, and cannot be used: complete that with "
+                f"`shalekv drop --url {self._store.url}`"
+            )
         if current is None or manifest.manifest_id > current.manifest_id:
             if current is not None and _progress(manifest) < _progress(current):
                 raise IllegalState(

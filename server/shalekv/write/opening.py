@@ -122,6 +122,23 @@ async def open_log(
     return await opener.run(address=address, since_epoch=since_epoch)
 
 
+async def fence_log(store: CasStore) -> WriterManifest:
+    """Claim the next epoch, and fence all older writers; replay nothing, and need no SST.
+
+    For a database that is to be deleted. Raises as `open_log`, but no `OriginLost`.
+    """
+    stored = StoredManifest(store)
+    current = await stored.refresh()
+    stored.check_cas_mode(current)
+    settings = WriterSettings()
+    time = await first_time(store, current, settings.clock_jump_max_s)
+    opening_snapshot = OpeningSnapshot(store, settings, time)
+    opener = _OpeningExecutor(store, stored, settings, opening_snapshot, None, None)
+    # No WAL object needs to be kept for it: the snapshot of the claim expires at once.
+    _, manifest, _ = await opener.fence("", None, max(time.store_now_ms // 1_000 - 1, 1))
+    return manifest
+
+
 def check_openable(manifest: Manifest) -> None:
     """Raise `DatabaseMismatch` if the WAL of the database is not in its object store."""
     if manifest.wal_mode is WalMode.QUORUM:
@@ -161,7 +178,18 @@ class _OpeningExecutor:
 
     async def run(self, *, address: str, since_epoch: int | None) -> RecoveredLog:
         """Carry out one effect after another until the writer may serve. Raises as `open_log`."""
-        event: OpeningEvent = EpochClaimed(await self._claim(address, since_epoch))
+        expire_time_s = self._opening_snapshot.expire_time_s
+        return await self._replay_and_serve(*await self.fence(address, since_epoch, expire_time_s))
+
+    async def fence(
+        self, address: str, since_epoch: int | None, expire_time_s: int
+    ) -> tuple[ReplayLog, WriterManifest, ObjectStoreWal]:
+        """Carry out the effects until older writers are fenced. Return the next one.
+
+        The snapshot that keeps the WAL until then expires at `expire_time_s`.
+        """
+        claimed = await self._claim(address, since_epoch, expire_time_s)
+        event: OpeningEvent = EpochClaimed(claimed)
         self._opening, effects = step(self._opening, event)
         own, current = self._opening.own, self._opening.known
         log.info("epoch won", epoch=own.epoch, manifest_id=current.manifest_id)
@@ -171,11 +199,14 @@ class _OpeningExecutor:
         while True:
             (effect,) = effects
             if isinstance(effect, ReplayLog):
-                return await self._replay_and_serve(effect, manifest, wal)
+                if not own.is_first:
+                    run = self._opening.run
+                    log.info("older writers fenced", first_wal_id=run.first, fences=run.width)
+                return effect, manifest, wal
             event = await self._execute(effect, manifest, wal)
             self._opening, effects = step(self._opening, event)
 
-    async def _claim(self, address: str, since_epoch: int | None) -> Manifest:
+    async def _claim(self, address: str, since_epoch: int | None, expire_time_s: int) -> Manifest:
         """Raise the writer epoch by one, and record our nonce with it.
 
         Half-finished work of other processes in the store is completed first, since lists do not
@@ -188,7 +219,7 @@ class _OpeningExecutor:
             nonce=nonce,
             max_parallel_writes=self._settings.max_parallel_writes,
             address=address,
-            snapshot_expire_time_s=self._opening_snapshot.expire_time_s,
+            snapshot_expire_time_s=expire_time_s,
             since_epoch=since_epoch,
         )
         async with opening_deadline(self._store, self._settings):
@@ -241,9 +272,7 @@ class _OpeningExecutor:
         self, effect: ReplayLog, manifest: WriterManifest, wal: ObjectStoreWal
     ) -> RecoveredLog:
         """Carry out the last two effects, which build what the writer starts from."""
-        run, time = self._opening.run, self._opening_snapshot.time
-        if self._opening.own.epoch > 1:  # else there was no writer before
-            log.info("older writers fenced", first_wal_id=run.first, fences=run.width)
+        time = self._opening_snapshot.time
         replayed = await replay_log(
             self._store, manifest, effect.slots.stop, self._settings, self._opening_snapshot
         )

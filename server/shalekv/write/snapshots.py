@@ -31,6 +31,7 @@ from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.protocol.origins import is_pin
 from shalekv.protocol.retention import LiveObjects, PinnedBytes, pinned_by_snapshots
 from shalekv.protocol.snapshot import (
+    NAME_CHARS_MAX,
     NEVER,
     create_snapshot,
     find_snapshot,
@@ -48,7 +49,6 @@ from shalekv.write.logical_time import NEAR_MS
 from shalekv.write.wal import list_wal
 
 ID_BYTES = 16
-NAME_CHARS_MAX = 128
 # Objects behind a gap in the WAL may be acknowledged when the writer fills the gap, which it is
 # about to do. After a crash only the next writer fills it, so waiting is bounded.
 GAP_WAIT_MS, GAP_POLL_MS = 3_000, 20
@@ -286,8 +286,9 @@ def _check_no_pin(snapshot: Snapshot) -> None:
         raise InvalidRequest(
             "snapshot",
             f"{snapshot.name!r} keeps SSTs which a clone of this database reads: without it the "
-            "clone is lost. The clone's collector removes it when it needs none of them any more. "
-            "If there is no such database any more, `shalekv snapshot delete --force` removes it",
+            "clone is lost. `shalekv drop` deletes a clone, and this snapshot with it; the clone's "
+            "collector removes it when it reads none of them any more. If there is no such "
+            "database any more, `shalekv snapshot delete --force` removes it",
         )
 
 

@@ -52,7 +52,7 @@ class Place:
         """There is nothing yet; no other place of this run has the same URL."""
         self.name = f"{name}-{next(_numbers)}"
         self.url = f"memory://{self.name}"
-        self.store = self.store_at(0)
+        self.store: ObjectStore = self.store_at(0)
         self._seed = 0
 
     def store_at(self, ahead_ms: int) -> MemoryStore:

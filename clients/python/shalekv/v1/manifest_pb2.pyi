@@ -108,6 +108,7 @@ class Manifest(_message.Message):
     WAL_MEMBERS_NEXT_FIELD_NUMBER: _builtins.int
     WAL_IDS_LEFT_OUT_FIELD_NUMBER: _builtins.int
     TIME_RESET_WAL_ID_FIELD_NUMBER: _builtins.int
+    IS_DROPPED_FIELD_NUMBER: _builtins.int
     manifest_format_version: _builtins.int
     """The version of this format: 1."""
     writer_epoch: _builtins.int
@@ -158,6 +159,8 @@ class Manifest(_message.Message):
     """The last WAL object when logical time was set back, if it ever was. The times in the objects up
     to there do not count.
     """
+    is_dropped: _builtins.bool
+    """Whether the database is being deleted: then nothing opens it any more, and objects may be gone."""
     @_builtins.property
     def leveled_ssts(self) -> Global___SstTable:
         """The SSTs that are valid to read in the `levels` folder."""
@@ -236,10 +239,11 @@ class Manifest(_message.Message):
         wal_members_next: _abc.Iterable[_builtins.str] | None = ...,
         wal_ids_left_out: _abc.Iterable[Global___WalIdRange] | None = ...,
         time_reset_wal_id: _builtins.int | None = ...,
+        is_dropped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_time_reset_wal_id", b"_time_reset_wal_id", "_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "leveled_ssts", b"leveled_ssts", "time_reset_wal_id", b"time_reset_wal_id", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_reset_wal_id", b"_time_reset_wal_id", "_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "cas_mode", b"cas_mode", "compactor_epoch", b"compactor_epoch", "compactor_nonce", b"compactor_nonce", "database_id", b"database_id", "fence_width", b"fence_width", "gc_cutoff_ms", b"gc_cutoff_ms", "last_compacted_seq", b"last_compacted_seq", "leases", b"leases", "leveled_ssts", b"leveled_ssts", "loads_forgotten_ms", b"loads_forgotten_ms", "logical_time_ms", b"logical_time_ms", "manifest_format_version", b"manifest_format_version", "manifest_id", b"manifest_id", "max_parallel_writes", b"max_parallel_writes", "origins", b"origins", "pending_loads", b"pending_loads", "recent_loads", b"recent_loads", "snapshots", b"snapshots", "time_reset_wal_id", b"time_reset_wal_id", "wal_generation", b"wal_generation", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen", "wal_ids_left_out", b"wal_ids_left_out", "wal_members", b"wal_members", "wal_members_next", b"wal_members_next", "wal_mode", b"wal_mode", "write_id", b"write_id", "writer_address", b"writer_address", "writer_epoch", b"writer_epoch", "writer_first_seq", b"writer_first_seq", "writer_nonce", b"writer_nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_reset_wal_id", b"_time_reset_wal_id", "_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "cas_mode", b"cas_mode", "compactor_epoch", b"compactor_epoch", "compactor_nonce", b"compactor_nonce", "database_id", b"database_id", "fence_width", b"fence_width", "gc_cutoff_ms", b"gc_cutoff_ms", "is_dropped", b"is_dropped", "last_compacted_seq", b"last_compacted_seq", "leases", b"leases", "leveled_ssts", b"leveled_ssts", "loads_forgotten_ms", b"loads_forgotten_ms", "logical_time_ms", b"logical_time_ms", "manifest_format_version", b"manifest_format_version", "manifest_id", b"manifest_id", "max_parallel_writes", b"max_parallel_writes", "origins", b"origins", "pending_loads", b"pending_loads", "recent_loads", b"recent_loads", "snapshots", b"snapshots", "time_reset_wal_id", b"time_reset_wal_id", "wal_generation", b"wal_generation", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen", "wal_ids_left_out", b"wal_ids_left_out", "wal_members", b"wal_members", "wal_members_next", b"wal_members_next", "wal_mode", b"wal_mode", "write_id", b"write_id", "writer_address", b"writer_address", "writer_epoch", b"writer_epoch", "writer_first_seq", b"writer_first_seq", "writer_nonce", b"writer_nonce"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_reset_wal_id: _TypeAlias = _typing.Literal["time_reset_wal_id"]  # noqa: Y015
     _WhichOneofArgType__time_reset_wal_id: _TypeAlias = _typing.Literal["_time_reset_wal_id", b"_time_reset_wal_id"]  # noqa: Y015

@@ -35,8 +35,9 @@ ranges of keys and sequence numbers, counts and sizes must match what other obje
 sequences of slots, levels and manifests must follow the protocol. Servers may run meanwhile.
 
 Each line is a finding: the object, the byte offset, the kind, and the problem. An orphan is an
-object in levels/ that nothing refers to: the collector deletes it. Orphans alone do not change the
-exit code.
+object in levels/ that nothing refers to: the collector deletes it. A clone_pin is a snapshot that
+keeps SSTs for a clone which is gone, or cannot be reached from here; the finding has the command
+that removes it. Neither changes the exit code.
 
 \b
 Examples:
@@ -131,4 +132,7 @@ def _summary(progress: CheckProgress, kinds: set[FindingKind]) -> str:
     if FindingKind.UNREADABLE in kinds:
         return f"not everything could be read: {checked}"
     orphans = "; orphans wait for the collector" if FindingKind.ORPHAN in kinds else ""
-    return f"clean: {checked}{orphans}"
+    pins = (
+        "; SSTs are kept for clones that were not found" if FindingKind.CLONE_PIN in kinds else ""
+    )
+    return f"clean: {checked}{orphans}{pins}"

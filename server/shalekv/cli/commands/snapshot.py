@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from shalekv.cli.console.output import (
     printing,
 )
 from shalekv.cli.console.units import duration
+from shalekv.jobs.pinned_clones import CheckedPin, CloneState, check_clones, removal_command
 from shalekv.protocol.manifest import Snapshot
 from shalekv.protocol.snapshot import NEVER
 from shalekv.store.cas import CasStore
@@ -41,6 +42,7 @@ COLUMNS = (
     "last_compacted_seq",
     "pinned_bytes",
     "pinned_alone_bytes",
+    "clone",
 )
 
 _HELP = """Create, list, renew, share and delete the snapshots of a database.
@@ -62,7 +64,9 @@ _HELP_LIST = """List the snapshots, including those of servers.
 
 The pinned bytes are those of objects that the current manifest does not need; the bytes pinned
 alone are freed when this snapshot is deleted. A snapshot that has expired pins nothing, and is
-removed by the next collection.
+removed by the next collection. The column clone is for snapshots that keep SSTs for a clone, and
+says whether that is there: needed, gone, or not known. The commands that remove those of clones
+that are gone are printed below.
 """
 
 
@@ -165,9 +169,24 @@ def delete(*, name_or_id: str, url: str, force: bool, output_format: Format | No
 @format_option
 def list_(*, url: str, output_format: Format) -> None:
     """Print all snapshots."""
-    found = _with_snapshots(url, lambda known: known.list())
+
+    async def read(store: CasStore) -> tuple[Sequence[SnapshotView], dict[bytes, CheckedPin]]:
+        stored = StoredManifest(store)
+        checked = await check_clones(store, await stored.refresh())
+        return await Snapshots(store, stored).list(), {pin.snapshot.id: pin for pin in checked}
+
+    found, checked = read_store(url, read)
     with printing():
-        print_rows(output_format, COLUMNS, map(_row, found))
+        print_rows(output_format, COLUMNS, (_row(view, checked) for view in found))
+    for pin in checked.values():
+        if pin.state is not CloneState.NEEDED:
+            command = removal_command(url, pin.snapshot)
+            is_gone = pin.state is CloneState.GONE
+            advice = (
+                "Remove its snapshot" if is_gone else "If it does not exist, remove its snapshot"
+            )
+            name = pin.snapshot.name
+            click.echo(f"{name}: {pin.state.value}, {pin.remark}. {advice}: {command}", err=True)
 
 
 def _with_snapshots(url: str, act: Callable[[Snapshots], Awaitable[ResultT]]) -> ResultT:
@@ -204,11 +223,11 @@ def _record(found: Snapshot) -> Record:
     }
 
 
-def _row(view: SnapshotView) -> tuple[Any, ...]:
-    manifest, pinned = view.manifest, view.pinned
+def _row(view: SnapshotView, checked: Mapping[bytes, CheckedPin]) -> tuple[Any, ...]:
+    manifest, pinned, pin = view.manifest, view.pinned, checked.get(view.snapshot.id)
     cells = tuple(_record(view.snapshot).values())
     if manifest is None or pinned is None:
-        return (*cells[:-1], "expired", *(None,) * 5)
+        return (*cells[:-1], "expired", *(None,) * 6)
     return (
         *cells,
         manifest.wal_id_last_compacted,
@@ -216,6 +235,7 @@ def _row(view: SnapshotView) -> tuple[Any, ...]:
         manifest.last_compacted_seq,
         pinned.size_bytes,
         pinned.alone_bytes,
+        None if pin is None else pin.state.value,
     )
 
 

@@ -36,6 +36,7 @@ from shalekv.jobs.fsck.objects import (
     unreadable,
 )
 from shalekv.jobs.fsck.wal_and_ssts import check_log, check_ssts, list_levels, orphans
+from shalekv.jobs.pinned_clones import CloneState, check_clones, removal_command
 from shalekv.protocol.audit import (
     Finding,
     FindingKind,
@@ -194,6 +195,23 @@ async def check_origins(scope: Scope, active: ActiveManifestSet) -> AsyncIterato
             yield Finding(name, FindingKind.ORIGIN, problem)
 
 
+async def check_pinned_clones(scope: Scope, current: Manifest) -> AsyncIterator[Finding]:
+    """Check that the clones for which the current manifest keeps SSTs are still there."""
+    for pin in await check_clones(scope.store, current):
+        if pin.state is CloneState.NEEDED:
+            continue
+        name, command = pin.snapshot.name, removal_command(scope.store.url, pin.snapshot)
+        if pin.state is CloneState.GONE:
+            problem = f"{name!r} keeps SSTs for a clone that is gone: {pin.remark}. Remove it with"
+        else:
+            problem = (
+                f"{name!r} keeps SSTs for a clone that was not found: {pin.remark}. Only if it "
+                "does not exist any more, remove the snapshot with"
+            )
+        manifest = manifest_name(current.manifest_id)
+        yield Finding(manifest, FindingKind.CLONE_PIN, f"{problem} `{command}`")
+
+
 async def check_policies(scope: Scope, current: Manifest) -> AsyncIterator[Finding]:
     """Check every version of the access policy, and that none is missing.
 
@@ -277,6 +295,9 @@ class Fsck:
             yield finding
         async for finding in check_origins(scope, again):
             yield finding
+        if again.current is not None:
+            async for finding in check_pinned_clones(scope, again.current):
+                yield finding
         if active.is_complete and again.is_complete:
             still_there = await list_levels(scope)
             for finding in orphans(again, listed):

@@ -273,7 +273,7 @@ class _QuorumOpeningExecutor:
         wal = QuorumWal(quorum_log, membership, encoding, settings, self._store.runtime)
         time.raise_to(_latest_ms(tail, manifest.current))
         await _fence(quorum_log, wal, wanted.wal_id, self._context)
-        if manifest.own.epoch > 1:  # else there was no writer before
+        if not manifest.own.is_first:
             log.info("older writers fenced", epoch=manifest.own.epoch, wal_id=wanted.wal_id)
         self._step(FenceCommitted())
         return wal

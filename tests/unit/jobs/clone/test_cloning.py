@@ -98,7 +98,7 @@ async def test_a_pin_keeps_no_log() -> None:
     assert await parent.rows_at(pin.id) is None
     with pytest.raises(InvalidRequest, match="keeps SSTs for a clone"):
         await parent.clone_to(Place("second"), pin.name)
-    assert pin.name == pin_name((await clone.manifest()).database_id)
+    assert pin.name == pin_name((await clone.manifest()).database_id, clone.url)
     pinned = (await parent.manifest()).first_uncompacted_wal_id
     await parent.put(b"another")
     await parent.compact()
@@ -159,7 +159,7 @@ async def test_a_snapshot_of_the_clone_keeps_the_pin() -> None:
     assert len(await parent.pins()) == 2
     await clone.collect()  # "kept" has expired; the later clone has a pin of its own
     assert [pin.name for pin in await parent.pins()] == [
-        pin_name((await later.manifest()).database_id)
+        pin_name((await later.manifest()).database_id, later.url)
     ]
     await parent.collect()
     assert await later.rows() == expected
