@@ -174,7 +174,7 @@ check-protos: .venv/dev.stamp protos/node_modules/.stamp
 lock: $(BIN)/uv ## Pin the dependencies again, after a change (ARGS=--upgrade: to the newest)
 	@$(call compile,run) pyproject.toml --extra server --group build
 	@$(call compile,stores) pyproject.toml --extra server $(STORES) --group build -c requirements/run.lock
-	@$(call compile,dev) pyproject.toml --extra server $(STORES) --extra spark --extra dev -c requirements/stores.lock
+	@$(call compile,dev) pyproject.toml --extra server $(STORES) --extra spark --group dev -c requirements/stores.lock
 	@cd protos && npm install --package-lock-only --omit-lockfile-registry-resolved \
 	  --no-audit --no-fund --loglevel=error >/dev/null
 

@@ -239,7 +239,7 @@ async def test_a_missing_driver(processes: Processes, s3: S3Server, tmp_path: Pa
     main = "from shalekv.cli.main import main; main()"  # imports all of it in a new process
     command = processes.start("-c", main, *CREATE, "--url", URL, program=sys.executable, env=env)
     problem = await problem_of(command, ExitCode.USAGE)
-    assert "pip install 'shalekv[server,mysql]'" in problem
+    assert "pip install 'shalekv[mysql]'" in problem
 
 
 @pytest.mark.parametrize("modes", [("native", "two_phase"), ("two_phase", "native")])

@@ -61,10 +61,19 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used."""
+    """Import a public name when it is first used. Raises `ImportError` without its packages."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    try:
+        module = import_module(f"{__name__}.{_PLACES[name]}")
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("shalekv"):
+            raise
+        raise ImportError(
+            f"{__name__} needs packages that are not installed, such as {missing.name}. "
+            "Install them: pip install 'shalekv[spark]'"
+        ) from missing
+    found: object = getattr(module, name)
     globals()[name] = found
     return found
 

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
-import click
+try:
+    import click
+except ModuleNotFoundError:
+    sys.exit("Error: click is not installed. Install ShaleKV and its packages: pip install shalekv")
 
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.console.lazy_commands import CommandTable, LazyCommands
@@ -148,7 +152,8 @@ def main() -> None:
         if (missing.name or "").startswith("shalekv"):
             raise
         _fail(
-            f"{missing.name} is not installed: this command needs `pip install 'shalekv[server]'`",
+            f"this command needs packages that are not installed, such as {missing.name}. "
+            "Install them: pip install 'shalekv[server]'",
             ExitCode.USAGE,
         )
     except ShaleError as error:

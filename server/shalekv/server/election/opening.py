@@ -84,8 +84,7 @@ async def _open_etcd(
         from shalekv.server.election.etcd import EtcdClient  # noqa: PLC0415 (brings an HTTP client)
     except ImportError as error:
         raise InvalidSetting(
-            "--elect etcd:// needs etcd3gw, which is not installed: "
-            "pip install 'shalekv[server,etcd]'"
+            "--elect etcd:// needs etcd3gw, which is not installed: pip install 'shalekv[etcd]'"
         ) from error
     tls = open_tls() if place.has_tls else None
     client = EtcdClient(place.addresses, place.key, timeout_ms=_timeout_ms(ttl_ms), tls=tls)

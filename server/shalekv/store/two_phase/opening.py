@@ -144,10 +144,9 @@ def _sqlite_path(parts: SplitResult) -> Path:
 
 
 def _missing(scheme: str, extra: str) -> InvalidSetting:
-    extras = "server" if extra == "server" else f"server,{extra}"
     return InvalidSetting(
         f"records at {scheme}:// need packages that are not installed: "
-        f"pip install 'shalekv[{extras}]'"
+        f"pip install 'shalekv[{extra}]'"
     )
 
 
