@@ -59,7 +59,7 @@ def install(wheels: Path, folder: Path, name: str, *extras: str) -> Environment:
     todo, done = {(name, extra) for extra in ("", *extras)}, set[tuple[str, str]]()
     while todo - done:
         done.add(each := (todo - done).pop())
-        found = next(metadata.Distribution.discover(name=each[0], path=path))
+        found = next(iter(metadata.Distribution.discover(name=each[0], path=path)))
         todo.update(_required(found, each[1]))
         for entry in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
             link = folder / entry

@@ -46,20 +46,20 @@ OF_CLIENTS = {
     "top": "",
     "touch": "k --ttl 1s",
     "ttl": "k",
-    "txn": "--then [put,k,v]",
+    "txn": "--then 'put k v'",
     "watch": "",
 }
 WITHOUT_SERVER = {"completion": "bash"}
 # No server listens there.
 NOWHERE = ("SHALEKV_ADDR", "127.0.0.1:1")
 COMMANDS = f"""
-import contextlib, io, json, os, sys
+import contextlib, io, json, os, shlex, sys
 from shalekv.cli.main import main
 
 os.environ.__setitem__(*{NOWHERE})
 ended = {{}}
 for words in sys.argv[1:]:
-    sys.argv = ["shalekv", *words.split()]
+    sys.argv = ["shalekv", *shlex.split(words)]
     said, printed = io.StringIO(), io.TextIOWrapper(io.BytesIO())
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
         try:
