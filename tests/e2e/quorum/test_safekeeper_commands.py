@@ -36,7 +36,10 @@ async def test_what_is_refused_is_explained(processes: Processes, tmp_path: Path
     assert f"the safekeeper at {NOBODY} does not answer" in missing.stderr()
 
     three = cluster.safekeepers
-    await cluster.run("safekeeper", "switch", "--to", "quorum", *three)
+    switched = await cluster.run(
+        "safekeeper", "switch", "--to", "quorum", *three, "--format", "json"
+    )
+    assert json.loads(switched.stdout())["wal_mode"] == "quorum"
     first, *_ = cluster.addresses
     refusals: list[tuple[tuple[str, ...], int, str]] = [
         (("remove", NOBODY), USAGE, f"{NOBODY} is not a member: the members are {first}"),
@@ -50,7 +53,11 @@ async def test_what_is_refused_is_explained(processes: Processes, tmp_path: Path
         refused = await cluster.run("safekeeper", *command, code=code)
         assert words in refused.stderr(), refused.report()
         assert "Traceback" not in refused.stderr()
-    begun = await cluster.run("safekeeper", "remove", first, "--wait-s", "0")
+    begun = await cluster.run("safekeeper", "remove", first, "--wait-s", "0", "--format", "json")
+    assert json.loads(begun.stdout()) == {
+        "members": list(cluster.addresses),
+        "next_members": list(cluster.addresses[1:]),
+    }
     assert "An even number of members survives no more losses than one" in begun.stderr()
     status = await cluster.run("safekeeper", "status", "--format", "json")
     rows = [json.loads(line) for line in status.stdout().splitlines()]

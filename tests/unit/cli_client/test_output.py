@@ -264,8 +264,6 @@ WITHOUT_FORMAT = {
         ("role set", "role remove", "grant set", "grant remove"), "a sentence on stderr"
     ),
     **dict.fromkeys(("tls init", "tls revoke"), "files"),
-    **dict.fromkeys((f"safekeeper {verb}" for verb in ("add", "remove", "replace", "cancel")), ""),
-    **dict.fromkeys(("safekeeper switch", "load"), ""),
     "completion": "a script",
     "dump": "rows, see --output-format",
     "top": "a picture of `status`",

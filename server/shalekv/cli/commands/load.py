@@ -14,6 +14,7 @@ from shalekv.cli.console.connection import (
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, encoding_options
+from shalekv.cli.console.output import Format, brief_format_option
 from shalekv.cli.load.options import (
     BulkFlags,
     InputFlags,
@@ -87,6 +88,7 @@ Examples:
 )
 @bulk_options
 @encoding_options
+@brief_format_option("sentences")
 @durability_option
 @target_options
 def load(  # noqa: PLR0913 (click passes each option by its name)
@@ -99,6 +101,7 @@ def load(  # noqa: PLR0913 (click passes each option by its name)
     progress: bool | None,
     bulk: BulkFlags | None,
     encoding: Encoding,
+    output_format: Format | None,
     durability: Durability,
     target: Target,
 ) -> None:
@@ -108,8 +111,7 @@ def load(  # noqa: PLR0913 (click passes each option by its name)
     if bulk is not None:
         from shalekv.cli.load.bulk import BulkPlan, run_bulk  # noqa: PLC0415 (of the server)
 
-        run_bulk(BulkPlan(source, reading, bulk, bad_rows_path, progress), target)
+        run_bulk(BulkPlan(source, reading, bulk, bad_rows_path, progress), target, output_format)
         return
-    run_load(
-        LoadRun(source, reading, sending, durability, state_path, bad_rows_path, progress), target
-    )
+    plan = LoadRun(source, reading, sending, durability, state_path, bad_rows_path, progress)
+    run_load(plan, target, output_format)

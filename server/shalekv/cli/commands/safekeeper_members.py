@@ -16,7 +16,15 @@ from shalekv.cli.console.bucket import (
     url_option,
 )
 from shalekv.cli.console.exit_codes import exit_codes_text
-from shalekv.cli.console.output import Format, format_option, print_rows, printing
+from shalekv.cli.console.output import (
+    Format,
+    brief_format_option,
+    format_option,
+    print_line,
+    print_record,
+    print_rows,
+    printing,
+)
 from shalekv.cli.process.peers import open_links
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.membership import Configuration
@@ -106,6 +114,7 @@ committed_lsn    the last record that it knows to be committed
 archived_wal_id  the last WAL object that it has seen in the object store
 """
 
+_brief_format = brief_format_option("a sentence")
 _wait_option = click.option(
     "--wait-s",
     type=click.IntRange(0, WAIT_S_MAX),
@@ -163,9 +172,10 @@ def with_links(url: str, run: Callable[[CasStore, Links], Awaitable[ResultT]]) -
 @edited_url_option
 @links_options
 @_wait_option
-def add(*, addresses: Sequence[str], url: str, wait_s: int) -> None:
+@_brief_format
+def add(*, addresses: Sequence[str], url: str, wait_s: int, output_format: Format | None) -> None:
     """Add members."""
-    _change(url, wait_s, lambda changing: changing.add(addresses))
+    _change(url, wait_s, output_format, lambda changing: changing.add(addresses))
 
 
 @click.command(help=_HELP_REMOVE, epilog=exit_codes_text())
@@ -173,9 +183,12 @@ def add(*, addresses: Sequence[str], url: str, wait_s: int) -> None:
 @edited_url_option
 @links_options
 @_wait_option
-def remove(*, addresses: Sequence[str], url: str, wait_s: int) -> None:
+@_brief_format
+def remove(
+    *, addresses: Sequence[str], url: str, wait_s: int, output_format: Format | None
+) -> None:
     """Remove members."""
-    _change(url, wait_s, lambda changing: changing.remove(addresses))
+    _change(url, wait_s, output_format, lambda changing: changing.remove(addresses))
 
 
 @click.command(help=_HELP_REPLACE, epilog=exit_codes_text())
@@ -184,17 +197,19 @@ def remove(*, addresses: Sequence[str], url: str, wait_s: int) -> None:
 @edited_url_option
 @links_options
 @_wait_option
-def replace(*, old: str, new: str, url: str, wait_s: int) -> None:
+@_brief_format
+def replace(*, old: str, new: str, url: str, wait_s: int, output_format: Format | None) -> None:
     """Replace a member."""
-    _change(url, wait_s, lambda changing: changing.replace(old, new))
+    _change(url, wait_s, output_format, lambda changing: changing.replace(old, new))
 
 
 @click.command(help=_HELP_CANCEL, epilog=exit_codes_text())
 @edited_url_option
 @links_options
-def cancel(*, url: str) -> None:
+@_brief_format
+def cancel(*, url: str, output_format: Format | None) -> None:
     """Cancel a change."""
-    _change(url, 0, lambda changing: changing.cancel())
+    _change(url, 0, output_format, lambda changing: changing.cancel())
 
 
 @click.command(help=_HELP_STATUS, epilog=exit_codes_text())
@@ -216,7 +231,10 @@ def status(*, url: str, output_format: Format) -> None:
 
 
 def _change(
-    url: str, wait_s: int, change: Callable[[Reconfiguration], Awaitable[Manifest]]
+    url: str,
+    wait_s: int,
+    output_format: Format | None,
+    change: Callable[[Reconfiguration], Awaitable[Manifest]],
 ) -> None:
     """Begin a change, wait for its end, and print the outcome."""
 
@@ -229,16 +247,21 @@ def _change(
             manifest = await stored.refresh()
         return manifest
 
-    _print_outcome(configuration_of(with_links(url, run)))
+    configuration = configuration_of(with_links(url, run))
+    with printing():
+        _print_outcome(configuration, output_format)
 
 
-def _print_outcome(configuration: Configuration) -> None:
-    members = ", ".join(member.address for member in configuration.members)
-    if not configuration.is_joint:
-        click.echo(f"the members are {members}")
+def _print_outcome(configuration: Configuration, output_format: Format | None) -> None:
+    members = [member.address for member in configuration.members]
+    joint = [member.address for member in configuration.next]
+    if output_format is not None:
+        print_record(output_format, {"members": members, "next_members": joint})
+    elif not joint:
+        print_line(f"the members are {', '.join(members)}")
     else:
-        joint = ", ".join(member.address for member in configuration.next)
-        click.echo(f"the change from {members} to {joint} is under way")
+        print_line(f"the change from {', '.join(members)} to {', '.join(joint)} is under way")
+    if joint:
         click.echo(
             "It ends when a writer serves and has filled a majority of the new members; until then "
             "majorities of both sets are needed. See `shalekv safekeeper status`.",

@@ -9,6 +9,13 @@ import click
 from shalekv.cli.commands.safekeeper_members import links_options, with_links
 from shalekv.cli.console.bucket import edited_url_option
 from shalekv.cli.console.exit_codes import exit_codes_text
+from shalekv.cli.console.output import (
+    Format,
+    brief_format_option,
+    print_line,
+    print_record,
+    printing,
+)
 from shalekv.jobs.switch_wal import switch_to_object_store, switch_to_quorum
 from shalekv.protocol.manifest import Manifest
 from shalekv.store.cas import CasStore
@@ -55,7 +62,10 @@ def _addresses(text: str | None) -> Sequence[str]:
 )
 @edited_url_option
 @links_options
-def switch(*, target: str, safekeepers: Sequence[str], url: str) -> None:
+@brief_format_option("a sentence")
+def switch(
+    *, target: str, safekeepers: Sequence[str], url: str, output_format: Format | None
+) -> None:
     """Switch, and print the manifest with the new mode."""
     if (target == QUORUM) != bool(safekeepers):
         raise click.UsageError("--to quorum needs --safekeepers, and nothing else takes it")
@@ -66,4 +76,9 @@ def switch(*, target: str, safekeepers: Sequence[str], url: str) -> None:
         return await switch_to_object_store(store, links)
 
     manifest = with_links(url, run)
-    click.echo(f"the WAL is in mode {target} from manifest {manifest.manifest_id} on")
+    with printing():
+        if output_format is None:
+            print_line(f"the WAL is in mode {target} from manifest {manifest.manifest_id} on")
+        else:
+            record = {"wal_mode": target.replace("-", "_"), "manifest_id": manifest.manifest_id}
+            print_record(output_format, record)

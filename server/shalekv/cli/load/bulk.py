@@ -28,12 +28,12 @@ from shalekv.cli.console.connection import (
     exit_code_of_call,
 )
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
-from shalekv.cli.console.output import print_line, printing
+from shalekv.cli.console.output import Format, print_line, print_record, printing
 from shalekv.cli.load.batches import BatchLimits, RowBatch
 from shalekv.cli.load.ledger import Account, BadRowFile, BulkProgress
 from shalekv.cli.load.lines import BadInput
 from shalekv.cli.load.options import BulkFlags
-from shalekv.cli.load.run import status_of_first, totals
+from shalekv.cli.load.run import status_of_first, totals, totals_record
 from shalekv.cli.load.sort import ExternalSort, Frame
 from shalekv.cli.load.source import InputOptions, InputSource, read_batches
 from shalekv.cli.process.logs import configure_logs
@@ -186,7 +186,7 @@ class _LoadOutcome:
     progress: BulkProgress = field(default_factory=BulkProgress)
 
 
-def run_bulk(plan: BulkPlan, target: Target) -> None:
+def run_bulk(plan: BulkPlan, target: Target, output_format: Format | None) -> None:
     """Load, and print the totals. A failure ends the process with its exit code."""
     flags = plan.flags
     url = checked_url(flags.url)
@@ -223,16 +223,35 @@ def run_bulk(plan: BulkPlan, target: Target) -> None:
         _fail(f"Error: {error}", ExitCode.USAGE, load_id, done)
     except SpillFailed as error:
         _fail(f"Error: {error}", ExitCode.OUTPUT, load_id, done)
-    _print_totals(plan, load_id, done, time.monotonic() - began_s)
+    _print_totals(plan, load_id, done, time.monotonic() - began_s, output_format)
 
 
-def _print_totals(plan: BulkPlan, load_id: str, done: _LoadOutcome, elapsed_s: float) -> None:
+def _print_totals(
+    plan: BulkPlan,
+    load_id: str,
+    done: _LoadOutcome,
+    elapsed_s: float,
+    output_format: Format | None,
+) -> None:
     progress = done.progress
+    account = Account(rows=progress.rows, bytes=progress.bytes)
     with printing():
+        if output_format is not None:
+            record = {
+                **totals_record(account, elapsed_s, bad_rows=done.bad_rows),
+                "loaded_before": done.is_repeated,
+                "load_id": load_id,
+                "seq": done.seq,
+                "keys": progress.keys,
+                "files": done.files,
+                "file_bytes": progress.file_bytes,
+            }
+            print_record(output_format, record)
+            return
         if done.is_repeated:
             print_line(f"loaded before: load {load_id} is seq {done.seq}; nothing was done")
             return
-        print_line(totals(Account(rows=progress.rows, bytes=progress.bytes), elapsed_s))
+        print_line(totals(account, elapsed_s))
         if progress.keys:
             print_line(
                 f"load {load_id} is seq {done.seq}: {counted(progress.keys, 'key')} in "

@@ -21,7 +21,7 @@ from shalekv.cli.console.connection import (
     talk,
 )
 from shalekv.cli.console.exit_codes import ExitCode
-from shalekv.cli.console.output import print_line, printing
+from shalekv.cli.console.output import Format, print_line, print_record, printing
 from shalekv.cli.load.batches import BatchLimits, RowBatch
 from shalekv.cli.load.ledger import (
     BEGINNING,
@@ -199,6 +199,17 @@ def totals(account: Account, elapsed_s: float) -> str:
     )
 
 
+def totals_record(account: Account, elapsed_s: float, *, bad_rows: int) -> dict[str, int | float]:
+    """The same as `totals`, as a record."""
+    return {
+        "rows": account.rows,
+        "bytes": account.bytes,
+        "elapsed_s": round(elapsed_s, 3),
+        "bad_rows": bad_rows,
+        "loaded_before": False,
+    }
+
+
 def certain(account: Account) -> str:
     """Format the position up to which everything is stored, and what is known beyond it."""
     unknown, ahead = account.unknown_rows, counted(account.rows_ahead, "row")
@@ -291,12 +302,16 @@ class LoadRun:
             raise click.UsageError(f"--bad-rows: {error}") from None
 
 
-def run_load(plan: LoadRun, target: Target) -> None:
+def run_load(plan: LoadRun, target: Target, output_format: Format | None) -> None:
     """Load, and print the totals. A failure ends the process with its exit code."""
     state = plan.state()
     if state is not None and state.complete:
         with printing():
-            print_line(f"loaded before: {counted(state.rows, 'row')}, as {plan.state_path} says")
+            if output_format is not None:
+                print_record(output_format, {"rows": state.rows, "loaded_before": True})
+            else:
+                before = f"loaded before: {counted(state.rows, 'row')}"
+                print_line(f"{before}, as {plan.state_path} says")
         return
     account = Account(position=state.position) if state else Account()
     began_s = time.monotonic()
@@ -318,10 +333,15 @@ def run_load(plan: LoadRun, target: Target) -> None:
     if is_interrupted:
         click.echo(f"Interrupted. {certain(account)}", err=True)
         raise SystemExit(ExitCode.INTERRUPTED)
+    elapsed_s = time.monotonic() - began_s
     with printing():
-        print_line(totals(account, time.monotonic() - began_s))
-        if plan.bad_rows_path is not None and ledger.bad_rows_count:
-            print_line(f"{counted(ledger.bad_rows_count, 'bad row')} in {plan.bad_rows_path}")
+        if output_format is not None:
+            record = totals_record(account, elapsed_s, bad_rows=ledger.bad_rows_count)
+            print_record(output_format, record)
+        else:
+            print_line(totals(account, elapsed_s))
+            if plan.bad_rows_path is not None and ledger.bad_rows_count:
+                print_line(f"{counted(ledger.bad_rows_count, 'bad row')} in {plan.bad_rows_path}")
     report_failure(account)
 
 
