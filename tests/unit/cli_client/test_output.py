@@ -266,6 +266,7 @@ WITHOUT_FORMAT = {
     **dict.fromkeys(("tls init", "tls revoke"), "files"),
     "completion": "a script",
     "dump": "rows, see --output-format",
+    "shell": "a prompt",
     "top": "a picture of `status`",
 }
 

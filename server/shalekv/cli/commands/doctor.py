@@ -195,7 +195,7 @@ def _print(diagnoses: Sequence[Diagnosis], output_format: Format) -> None:
 
 def _write(bundle: Path, subject: Subject, found: Findings) -> None:
     files = [] if subject.target is None else [subject.target.token_file]
-    secrets = known_secrets(os.environ, subject.config, [each for each in files if each])
+    secrets = known_secrets(os.environ, subject.config, [Path(each) for each in files if each])
     packed = bundle_files(
         found.diagnoses, subject.config, found.manifest, found.servers, Redaction(secrets)
     )
