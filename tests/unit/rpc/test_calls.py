@@ -180,8 +180,9 @@ async def test_status_has_each_method_that_was_called() -> None:
         await failure(it.kv.Get(kv_pb2.GetRequest(key=b"!full")))
         await failure(it.raw.unary("/shalekv.v1.KV/Put", b"\xff"))
         assert [reply async for reply in it.kv.Scan(kv_pb2.ScanRequest())] == []
+        assert (await it.kv.Count(kv_pb2.CountRequest())).count == 0
         found = await counts(it)
-        assert list(found) == ["KV.Get", "KV.Put", "KV.Scan"]
+        assert list(found) == ["KV.Count", "KV.Get", "KV.Put", "KV.Scan"]
         get = found["KV.Get"]
         assert (get.calls, get.failures, sum(get.histogram_us)) == (4, 1, 4)
         assert (found["KV.Put"].calls, found["KV.Put"].failures) == (1, 1)

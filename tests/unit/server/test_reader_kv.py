@@ -113,6 +113,25 @@ async def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> 
     scan = kv_pb2.ScanRequest(header=kv_pb2.RequestHeader(read_level=level))
     with pytest.raises(NotTheWriter):
         await gathered(scan_of(reader.kv, scan, Call()))
+    with pytest.raises(NotTheWriter):
+        await _first_reply(reader, "count", scan.header)
+
+
+@virtual_time(seed=1)
+async def test_a_reader_counts_what_it_has_followed() -> None:
+    """A count shows the state of a reader, or waits for a newer one, as other reads do."""
+    database = await ReplicatedDatabase.created()
+    await database.put(a=b"1", b=b"1")
+    await database.compact()
+    reader = await opened(database)
+    async with running(reader):
+        seq = await database.put(a=b"2", c=b"1")
+        now = await _first_reply(reader, "count", kv_pb2.RequestHeader())
+        assert (now.count, now.header.seq, now.header.role) == (2, 1, kv_pb2.ROLE_READER)
+        new = await _first_reply(reader, "count", kv_pb2.RequestHeader(min_seq=seq))
+        assert (new.count, new.header.seq) == (3, seq)
+        with pytest.raises(SeqNotReached):
+            await _first_reply(reader, "count", kv_pb2.RequestHeader(min_seq=seq + 1))
 
 
 @virtual_time(seed=1)
@@ -237,7 +256,7 @@ async def test_max_staleness_makes_the_reader_poll_or_refuse() -> None:
         assert stale.value.staleness_ms == 2_000
 
 
-@pytest.mark.parametrize("method", ["get", "batch_get", "scan"])
+@pytest.mark.parametrize("method", ["get", "batch_get", "count", "scan"])
 @virtual_time(seed=1)
 async def test_no_reply_reports_more_staleness_than_allowed(method: str) -> None:
     """A reply reports the staleness that was checked, however the clock moves meanwhile."""
@@ -262,6 +281,7 @@ async def _first_reply(reader: Reader, method: str, header: kv_pb2.RequestHeader
     requests: dict[str, Any] = {
         "get": kv_pb2.GetRequest(header=header, key=b"a"),
         "batch_get": kv_pb2.BatchGetRequest(header=header, keys=[b"a"]),
+        "count": kv_pb2.CountRequest(header=header),
         "scan": kv_pb2.ScanRequest(header=header),
     }
     answer = getattr(reader.kv, method)(requests[method], Call())

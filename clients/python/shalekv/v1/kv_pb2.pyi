@@ -817,8 +817,8 @@ class DeleteRangeReply(_message.Message):
     deleted: _builtins.int
     """Keys of the range that had a value before. Not set unless the request asks for it."""
     deleted_more: _builtins.bool
-    """True: there may have been more than `deleted`, since counting ended after 10,000 keys, those
-    that were deleted or expired before included.
+    """True: there may have been more than `deleted`, since counting ended after 10,000 keys, or 8 MiB
+    of them, those that were deleted or expired before included.
     """
     @_builtins.property
     def header(self) -> Global___ReplyHeader:
@@ -1044,8 +1044,9 @@ class WriteRequest(_message.Message):
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Change]:
         """1 to 10,000 changes (server setting `batch_count_max`), applied in this order: an `add` or
-        `touch` sees the changes before it, and when a key is changed more than once the last change wins. At most
-        64 MiB of keys and values (`batch_bytes_max`) and 100 range deletes.
+        `touch` sees the changes before it, and when a key is changed more than once the last change
+        wins. At most 64 MiB of keys and values (`batch_bytes_max`), with the values that are touched,
+        and 100 range deletes.
         """
 
     def __init__(

@@ -204,7 +204,12 @@ def test_a_stream_that_is_refused_has_no_place(
     time: Time, use_of: Callable[[Quota], PrincipalUse]
 ) -> None:
     """What a rate refuses is not counted as open."""
-    for request in (kv_pb2.ScanRequest(), kv_pb2.SessionRequest(), kv_pb2.WatchCreate()):
+    for request in (
+        kv_pb2.ScanRequest(),
+        kv_pb2.CountRequest(),
+        kv_pb2.SessionRequest(),
+        kv_pb2.WatchCreate(),
+    ):
         use = use_of(Quota(calls_per_s=1, scans=1, sessions=1, watches=1))
         call(use)
         assert refused(partial(charge, use, request, 0))[0] == "calls_per_s"
