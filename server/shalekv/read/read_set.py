@@ -39,7 +39,7 @@ class VersionToken:
 
 @dataclass(frozen=True, slots=True)
 class RangeInLevels:
-    """The first keys of a range that have a value in the levels, and no entry in memory."""
+    """The first keys of a range that have a value in the levels."""
 
     entries: Sequence[Entry]
     is_whole: bool  # whether these are all
@@ -89,28 +89,18 @@ async def range_in_levels(
     return RangeInLevels(witnesses, is_whole=True)
 
 
-async def counted_in_levels(
-    levels: ReadView,
-    keys: KeyRange,
-    *,
-    now_ms: int,
-    is_shadowed: Callable[[bytes], bool],
-) -> RangeInLevels:
-    """Return the keys of the range that have a value in the levels, and no entry in memory.
+async def counted_in_levels(levels: ReadView, keys: KeyRange, *, now_ms: int) -> RangeInLevels:
+    """Return the keys of the range that have a value in the levels, without their values.
 
-    They come without their values. `levels` and `is_shadowed` are as for `range_in_levels`. The
-    search ends when more than `COUNTED_KEYS_MAX` keys, or `COUNTED_BYTES_MAX` of them, are read.
+    `levels` is a view without runs. The search ends when more than `COUNTED_KEYS_MAX` keys, or
+    `COUNTED_BYTES_MAX` of them, are read.
     """
     found: list[Entry] = []
     examined = examined_bytes = 0
     merge = Merge(levels, keys, reverse=False)
     while await merge.fetch():
         entries = merge.slice()
-        found += [
-            entry._replace(value=b"")
-            for entry in entries
-            if entry.is_visible(now_ms) and not is_shadowed(entry.key)
-        ]
+        found += [entry._replace(value=b"") for entry in entries if entry.is_visible(now_ms)]
         examined += len(entries)
         examined_bytes += sum([len(entry.key) for entry in entries])
         if examined > COUNTED_KEYS_MAX or examined_bytes > COUNTED_BYTES_MAX:

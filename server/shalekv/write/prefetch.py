@@ -90,7 +90,7 @@ class Prefetch:
         in_memory = self._state(pending_writes, self._levels.pruner.empty_read_set).durable
         levels, now_ms = replace(in_memory, runs=(), pinned=pinned), self._now_ms()
         if is_counted:
-            return await counted_in_levels(levels, keys, now_ms=now_ms, is_shadowed=self._is_kept)
+            return await counted_in_levels(levels, keys, now_ms=now_ms)
         return await range_in_levels(
             levels,
             keys,

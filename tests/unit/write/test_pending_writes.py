@@ -6,7 +6,15 @@ import pytest
 
 from shalekv.errors import RangeTooCostly
 from shalekv.protocol.entry import NEVER_MS, Entry, KeyRange, Kind
-from shalekv.protocol.transaction import Change, DeleteRange, Get, Operation, Put, Transaction
+from shalekv.protocol.transaction import (
+    Change,
+    DeleteRange,
+    Get,
+    KeyCount,
+    Operation,
+    Put,
+    Transaction,
+)
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_set import COMPARE_COUNT_MAX
 from shalekv.read.sorted_runs import MemoryRun
@@ -147,6 +155,19 @@ def test_visited_deleted_keys_are_bounded() -> None:
         layers.queue(tombstone(b"z"))
         assert layers.is_costly()
         assert not layers.is_costly(KeyRange(b"000001", b""))
+
+
+def test_each_key_is_counted_once() -> None:
+    """A key counts if its newest version is a value now, wherever its versions are."""
+    layers = Layers()
+    layers.land(*(put(key) for key in (b"a", b"b", b"c", b"d")), put(b"x", expire_at_ms=NOW_MS))
+    layers.land(put(b"a"), tombstone(b"b"))
+    layers.delete_range(KeyRange(b"d", b"e"), is_durable=False)
+    layers.queue(put(b"a"), tombstone(b"c"), put(b"f"), put(b"y", expire_at_ms=NOW_MS + 1))
+    state = layers.state()
+    assert state.count_keys(ALL) == KeyCount(3), "a, f and y"
+    assert state.found_until_ms == NOW_MS
+    assert state.count_keys(KeyRange(b"b", b"f")) == KeyCount(0)
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
