@@ -29,7 +29,6 @@ import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import chain
 
 from shalekv.protocol.lease import (
@@ -42,6 +41,7 @@ from shalekv.protocol.lease import (
 from shalekv.protocol.manifest import Lease, Manifest, Snapshot
 from shalekv.protocol.origins import foreign_ids, needed_pins, unpacked
 from shalekv.protocol.snapshot import NEVER, is_expired
+from shalekv.wording import moment
 
 RETENTION_HOLDER = "wal retention"  # of the lease by which the collector keeps compacted WAL
 SIZE_BYTES = 8
@@ -321,8 +321,7 @@ def _unless_young(listed: Listed, cutoff_ms: int, deletable: Reason) -> Retentio
     """Return the verdict `deletable` for an object older than the cutoff, and else `YOUNG`."""
     if listed.modified_ms < cutoff_ms:
         return RetentionVerdict(deletable)
-    moment = datetime.fromtimestamp(cutoff_ms / 1_000, UTC).isoformat(timespec="milliseconds")
-    return RetentionVerdict(Reason.YOUNG, f"only what is older than {moment}")
+    return RetentionVerdict(Reason.YOUNG, f"only what is older than {moment(cutoff_ms)}")
 
 
 def _pinned(manifest: Manifest, *, with_wal: bool = False) -> Iterator[tuple[int, str]]:

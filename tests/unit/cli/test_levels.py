@@ -71,7 +71,7 @@ def test_snapshots_have_their_pinned_bytes(tmp_path: Path) -> None:
     kept, current = snapshots
     assert (kept["snapshot"], kept["manifest_id"]) == ("kept", PINNED)
     assert (kept["pinned_bytes"], kept["alone_bytes"]) == (pinned, pinned)
-    assert (current["manifest_id"], current["pinned_bytes"], current["expires_s"]) == (
+    assert (current["manifest_id"], current["pinned_bytes"], current["expires_at_ms"]) == (
         CURRENT,
         0,
         None,

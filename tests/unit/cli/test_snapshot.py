@@ -53,7 +53,7 @@ def test_expired_snapshot_is_listed_as_expired(tmp_path: Path) -> None:
     save(asyncio.run(_database(name="short")), tmp_path / "db")
     url = f"file://{tmp_path}/db"
     (row,) = listed(url)
-    assert (row["name"], row["expires"]) == ("short", "expired")  # in 2023
+    assert (row["name"], row["is_expired"]) == ("short", True)  # in 2023
     assert (row["pinned_bytes"], row["wal_id_last_compacted"]) == (None, None)
     for command in ("renew", "share"):
         error = run(command, "short", "--url", url).exception

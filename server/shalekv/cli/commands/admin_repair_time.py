@@ -10,7 +10,6 @@ from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.output import Format, format_option, print_record, printing
 from shalekv.settings import CLOCK_JUMP_MAX_S
 from shalekv.store.cas import CasStore
-from shalekv.wording import moment
 from shalekv.write.quorum.links import Links
 from shalekv.write.repair_time import TimeFound, read_time, repair_time
 
@@ -78,8 +77,8 @@ def repair_time_(*, url: str, is_confirmed: bool, jump_max_s: int, output_format
     found = with_links(url, run)
     with printing():
         record = {
-            "logical_time": moment(found.logical_time_ms),
-            "store_time": moment(found.store_now_ms),
+            "logical_time_ms": found.logical_time_ms,
+            "store_time_ms": found.store_now_ms,
             "ahead_s": found.ahead_ms // 1_000,
             "is_set_back": is_confirmed,
         }

@@ -9,7 +9,6 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +34,7 @@ from shalekv.cli.console.output import (
     print_rows,
     printing,
 )
-from shalekv.cli.console.units import duration_ms
+from shalekv.cli.console.units import duration_ms, size
 from shalekv.cli.process.logs import configure_logs
 from shalekv.format.backup import Backup, is_backup_id
 from shalekv.jobs.backup.copy import (
@@ -60,7 +59,7 @@ ResultT = TypeVar("ResultT")
 RunWithBoth = Callable[[ObjectStore, CasStore, Repository, StoreSettings], Awaitable[ResultT]]
 
 PARALLEL_MAX = 64
-LIST_COLUMNS = ("backup_id", "begun", "database_id", "source", "seq", "objects", "size_bytes")
+LIST_COLUMNS = ("backup_id", "begun_at_ms", "database_id", "source", "seq", "objects", "size_bytes")
 DAMAGE_COLUMNS = ("object", "problem", "backups")
 
 _HELP = """Copy a database into another store, and manage such copies.
@@ -335,7 +334,7 @@ def verify(*, ids: Sequence[str], repository_url: str, output_format: Format) ->
         verdict = f"{counted(len(damaged), 'backup')} damaged" if damaged else "sound"
         return damages, (
             f"{verdict}: {counted(len(chosen), 'backup')}, "
-            f"{counted(checked.objects_copied, 'object')}, {checked.bytes_copied:,} bytes"
+            f"{counted(checked.objects_copied, 'object')}, {size(checked.bytes_copied)}"
         )
 
     damages, summary = read_store(repository_url, check)
@@ -371,7 +370,7 @@ def delete(
         click.echo(f"Objects were left: {reason}", err=True)
     with printing():
         if output_format is None:
-            objects = f"{counted(deleted.objects, 'object')} ({deleted.size_bytes:,} bytes)"
+            objects = f"{counted(deleted.objects, 'object')} ({size(deleted.size_bytes)})"
             print_line(f"{counted(deleted.backups, 'backup')} and {objects} deleted")
         else:
             print_record(output_format, _record_of_deleted(deleted))
@@ -388,8 +387,7 @@ def _record_of_deleted(deleted: Deleted) -> Record:
 
 def _row(found: Backup) -> tuple[str | int, ...]:
     backup_id, *others = record_of_backup(found).values()
-    begun = datetime.fromtimestamp(found.begun_ms / 1_000, UTC).isoformat(timespec="seconds")
-    return (backup_id, begun, *others)
+    return (backup_id, found.begun_ms, *others)
 
 
 def _ttl_ms(value: str) -> int:

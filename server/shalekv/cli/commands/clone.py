@@ -14,6 +14,7 @@ from shalekv.cli.console.output import (
     print_record,
     printing,
 )
+from shalekv.cli.console.units import size
 from shalekv.jobs.clone import CloneJob, CloneReport
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
@@ -88,8 +89,8 @@ def clone(*, url: str, to_url: str, snapshot: str, output_format: Format | None)
 def _summary(cloned: CloneReport) -> str:
     return (
         f"{cloned.manifest.database_id.hex()}: shares {counted(cloned.shared_ssts, 'SST')} "
-        f"({cloned.shared_bytes:,} bytes), has {counted(cloned.own_ssts, 'SST')} of its own "
-        f"({cloned.own_bytes:,} bytes) with {counted(cloned.wal_objects, 'WAL object')} in them"
+        f"({size(cloned.shared_bytes)}), has {counted(cloned.own_ssts, 'SST')} of its own "
+        f"({size(cloned.own_bytes)}) made of {counted(cloned.wal_objects, 'WAL object')}"
     )
 
 

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of, exit_codes_text
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
+from shalekv.cli.console.units import size
 from shalekv.cli.process.databases import chosen_urls, open_databases, run_to_end, urls_option
 from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.shutdown import StopRequest, parent_pipe
@@ -28,7 +28,7 @@ from shalekv.server.collector import Collector
 from shalekv.settings import CollectorConfig
 from shalekv.store.cas import CasStore
 
-DRY_COLUMNS = ("name", "size_bytes", "modified", "fate", "reason", "detail")
+DRY_COLUMNS = ("name", "size_bytes", "modified_at_ms", "fate", "reason", "detail")
 Row = tuple[str | int, ...]
 
 _HELP = """Delete the objects of databases that no reader, no snapshot and no job needs any more.
@@ -176,11 +176,10 @@ def _rows(
             continue
         for judged in plan.objects:
             listed, verdict = judged.listed, judged.verdict
-            modified = datetime.fromtimestamp(listed.modified_ms / 1_000, UTC)
             row: Row = (
                 listed.name,
                 listed.size_bytes,
-                modified.isoformat(timespec="milliseconds"),
+                listed.modified_ms,
                 "deleted" if verdict.may_delete else "kept",
                 verdict.reason.value,
                 verdict.detail,
@@ -194,7 +193,7 @@ def _summary(plan: CollectionPlan | ShaleError) -> str:
     report = CollectReport.of(plan)
     return (
         f"{report.deleted_objects} of {len(plan.objects)} objects would be deleted "
-        f"({report.deleted_bytes} bytes); expired: {report.dropped_snapshots} snapshots, "
+        f"({size(report.deleted_bytes)}); expired: {report.dropped_snapshots} snapshots, "
         f"{report.dropped_leases} leases"
     )
 

@@ -18,6 +18,7 @@ from shalekv.cli.console.output import (
     print_rows,
     printing,
 )
+from shalekv.cli.console.units import size
 from shalekv.jobs.fsck.check import DEFAULT_PARALLEL, Fsck
 from shalekv.jobs.fsck.objects import CheckProgress
 from shalekv.protocol.audit import Finding, FindingKind
@@ -125,7 +126,7 @@ def _summary(progress: CheckProgress, kinds: set[FindingKind]) -> str:
     checked = (
         f"{counted(progress.manifests, 'manifest')}, "
         f"{counted(progress.wal_objects, 'WAL object')} ({counted(progress.fences, 'fence')}), "
-        f"{counted(progress.ssts, 'SST')}, {progress.size_bytes:,} bytes"
+        f"{counted(progress.ssts, 'SST')}, {size(progress.size_bytes)}"
     )
     if any(kind.is_damage for kind in kinds):
         return f"damaged: {checked}"

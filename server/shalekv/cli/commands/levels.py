@@ -19,6 +19,7 @@ from shalekv.cli.console.output import (
     print_rows,
     printing,
 )
+from shalekv.cli.console.units import size
 from shalekv.errors import CorruptObject
 from shalekv.format.names import level_name
 from shalekv.jobs.fsck.objects import ActiveManifestSet, Scope, read_active
@@ -53,7 +54,7 @@ LEVEL_COLUMNS = (
     "max_seq",
 )
 SST_COLUMNS = ("level", "name", *LEVEL_COLUMNS[2:])
-SNAPSHOT_COLUMNS = ("snapshot", "manifest_id", "expires_s", "pinned_bytes", "alone_bytes")
+SNAPSHOT_COLUMNS = ("snapshot", "manifest_id", "expires_at_ms", "pinned_bytes", "alone_bytes")
 
 _HELP = """Print the contents of each level of a database, read from the store without a server.
 
@@ -179,7 +180,7 @@ def _snapshot_row(pinned: PinnedBytes) -> tuple[str | int | None, ...]:
     return (
         snapshot.name or snapshot.id.hex(),
         snapshot.manifest_id,
-        snapshot.snapshot_expire_time_s or None,
+        1_000 * snapshot.snapshot_expire_time_s or None,
         pinned.size_bytes,
         pinned.alone_bytes,
     )
@@ -237,7 +238,7 @@ def _print_sections(found: LevelsFound, encoding: Encoding) -> None:
     print_rows(Format.TABLE, LEVEL_COLUMNS, rows)
     print_line(
         f"\nNot yet merged into the levels: {counted(waiting['wal_objects'], 'WAL object')}, "
-        f"{waiting['size_bytes']:,} bytes."
+        f"{size(waiting['size_bytes'])}."
     )
     if rows:
         print_line(
@@ -247,8 +248,8 @@ def _print_sections(found: LevelsFound, encoding: Encoding) -> None:
         print_line(f"Space amplification: {record['space_amplification']}")
     for origin in record["origins"]:
         where = origin["url"] or f"as SSTs of database {origin['database_id']}"
-        ssts, size_bytes = counted(origin["ssts"], "SST"), origin["size_bytes"]
-        print_line(f"Shared with another database: {ssts} of {size_bytes:,} bytes, {where}.")
+        ssts, size_text = counted(origin["ssts"], "SST"), size(origin["size_bytes"])
+        print_line(f"Shared with another database: {ssts} of {size_text}, {where}.")
     if record["snapshots"]:
         print_line("\nSnapshots, and the bytes that are kept only for them:")
         print_rows(Format.TABLE, SNAPSHOT_COLUMNS, map(_snapshot_row, found.pinned))

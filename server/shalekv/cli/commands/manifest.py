@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
-from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import click
@@ -34,7 +33,15 @@ from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 
-Row: TypeAlias = tuple[int, int, str]
+Row: TypeAlias = tuple[int, int, int]
+
+# Fields that are points in time, and their names in the output.
+_MOMENTS = {
+    "created_ms": "created_at_ms",
+    "first_expiry_ms": "first_expiry_at_ms",
+    "gc_cutoff_ms": "gc_cutoff_at_ms",
+    "loads_forgotten_ms": "loads_forgotten_at_ms",
+}
 
 _HELP = """Print the current manifest of a database, read from the object store without a server.
 
@@ -75,11 +82,11 @@ def manifest(
             raise click.UsageError("--list and --id exclude each other")
         rows = read_store(url, _all)
         with printing():
-            print_rows(output_format, ("id", "size_bytes", "modified"), rows)
+            print_rows(output_format, ("id", "size_bytes", "modified_at_ms"), rows)
         return
     found = read_store(url, _current if manifest_id is None else _numbered(manifest_id))
     with printing():
-        print_record(output_format, _record(found, encoding))
+        print_record(output_format, _with_moments(_record(found, encoding)))
 
 
 async def _current(store: CasStore) -> Manifest:
@@ -99,8 +106,7 @@ async def _all(store: CasStore) -> list[Row]:
     async for info in store.list(MANIFEST_FOLDER):
         manifest_id = parse_manifest_name(info.name)
         if manifest_id is not None:
-            modified = datetime.fromtimestamp(info.modified_ms / 1000.0, UTC)
-            rows.append((manifest_id, info.size_bytes, modified.isoformat(timespec="milliseconds")))
+            rows.append((manifest_id, info.size_bytes, info.modified_ms))
     if not rows:
         await StoredManifest(store).refresh()  # raises if there is no database
     return rows
@@ -125,6 +131,13 @@ def _record(found: Manifest, encoding: Encoding) -> Record:
         else:
             record[field.name] = record_of(value)
     return record
+
+
+def _with_moments(value: Any) -> Any:
+    """Rename points in time, so that a table does not print them as durations."""
+    if isinstance(value, dict):
+        return {_MOMENTS.get(name, name): _with_moments(each) for name, each in value.items()}
+    return [_with_moments(each) for each in value] if isinstance(value, list) else value
 
 
 def _ssts(table: SstTable, encoding: Encoding) -> list[Record]:

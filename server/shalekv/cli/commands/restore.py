@@ -28,6 +28,7 @@ from shalekv.cli.console.output import (
     print_record,
     printing,
 )
+from shalekv.cli.console.units import size
 from shalekv.jobs.backup.repository import Repository
 from shalekv.jobs.backup.restore import RestoreJob
 from shalekv.settings import StoreSettings
@@ -93,7 +94,7 @@ def restore(
     record = with_both(url, repository_url, repository_config, run)
     with printing():
         if output_format is None:
-            objects = f"{counted(record['objects'], 'object')}, {record['size_bytes']:,} bytes"
+            objects = f"{counted(record['objects'], 'object')}, {size(record['size_bytes'])}"
             print_line(f"backup {record['backup_id']} restored to {record['url']}: {objects}")
         else:
             print_record(output_format, record)

@@ -56,7 +56,7 @@ COLUMNS = (
     "committed_lsn",
     "archived_wal_id",
     "log_bytes",
-    "archiver",
+    "is_archiver",
     "problem",
 )
 WAIT_POLL_MS = 200
@@ -293,6 +293,6 @@ def _row(configuration: Configuration, probe: MemberProbe) -> tuple[Any, ...]:
         found.committed_lsn,
         found.archived_wal_id,
         found.log_bytes,
-        "yes" if found.is_archiver else "",
+        found.is_archiver,
         found.archive_problem or found.full_problem,
     )

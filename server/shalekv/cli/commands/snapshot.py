@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
@@ -23,7 +22,6 @@ from shalekv.cli.console.output import (
 from shalekv.cli.console.units import duration
 from shalekv.jobs.pinned_clones import CheckedPin, CloneState, check_clones, removal_command
 from shalekv.protocol.manifest import Snapshot
-from shalekv.protocol.snapshot import NEVER
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.snapshots import GAP_WAIT_MS, Snapshots, SnapshotView
@@ -36,7 +34,8 @@ COLUMNS = (
     "id",
     "name",
     "manifest_id",
-    "expires",
+    "expires_at_ms",
+    "is_expired",
     "wal_id_last_compacted",
     "wal_id_last_seen",
     "last_compacted_seq",
@@ -219,7 +218,7 @@ def _record(found: Snapshot) -> Record:
         "id": found.id.hex(),
         "name": found.name or None,
         "manifest_id": found.manifest_id,
-        "expires": _expires(found),
+        "expires_at_ms": 1_000 * found.snapshot_expire_time_s or None,
     }
 
 
@@ -227,9 +226,10 @@ def _row(view: SnapshotView, checked: Mapping[bytes, CheckedPin]) -> tuple[Any, 
     manifest, pinned, pin = view.manifest, view.pinned, checked.get(view.snapshot.id)
     cells = tuple(_record(view.snapshot).values())
     if manifest is None or pinned is None:
-        return (*cells[:-1], "expired", *(None,) * 6)
+        return (*cells, True, *(None,) * 6)
     return (
         *cells,
+        False,
         manifest.wal_id_last_compacted,
         manifest.wal_id_last_seen,
         manifest.last_compacted_seq,
@@ -237,9 +237,3 @@ def _row(view: SnapshotView, checked: Mapping[bytes, CheckedPin]) -> tuple[Any, 
         pinned.alone_bytes,
         None if pin is None else pin.state.value,
     )
-
-
-def _expires(found: Snapshot) -> str:
-    if found.snapshot_expire_time_s == NEVER:
-        return "never"
-    return datetime.fromtimestamp(found.snapshot_expire_time_s, UTC).isoformat()

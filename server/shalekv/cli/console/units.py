@@ -124,6 +124,8 @@ def heading(name: str) -> str:
         stem += "size" if unit == "bytes" else unit
     elif unit in _TIMES and stem.endswith(_EXPIRY):
         stem = stem.rstrip("s_") + "s"
+    elif unit.startswith("time_"):
+        stem += "time"
     return stem.rstrip("_") + found["limit"] + found["places"]
 
 

@@ -29,6 +29,7 @@ from shalekv.cli.console.connection import (
 )
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.console.output import Format, print_line, print_record, printing
+from shalekv.cli.console.units import size
 from shalekv.cli.load.batches import BatchLimits, RowBatch
 from shalekv.cli.load.ledger import Account, BadRowFile, BulkProgress
 from shalekv.cli.load.lines import BadInput
@@ -255,7 +256,7 @@ def _print_totals(
         if progress.keys:
             print_line(
                 f"load {load_id} is seq {done.seq}: {counted(progress.keys, 'key')} in "
-                f"{counted(done.files, 'file')} of {progress.file_bytes:,} bytes"
+                f"{counted(done.files, 'file')} of {size(progress.file_bytes)}"
             )
         if done.bad_rows:
             print_line(f"{counted(done.bad_rows, 'bad row')} in {plan.bad_rows_path}")

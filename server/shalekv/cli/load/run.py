@@ -22,6 +22,7 @@ from shalekv.cli.console.connection import (
 )
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.output import Format, print_line, print_record, printing
+from shalekv.cli.console.units import size
 from shalekv.cli.load.batches import BatchLimits, RowBatch
 from shalekv.cli.load.ledger import (
     BEGINNING,
@@ -194,7 +195,7 @@ def totals(account: Account, elapsed_s: float) -> str:
     """Format the stored rows, their bytes and the rate."""
     rate = account.rows / max(elapsed_s, 1e-9)
     return (
-        f"loaded {counted(account.rows, 'row')}, {account.bytes:,} bytes of keys and values, "
+        f"loaded {counted(account.rows, 'row')}, {size(account.bytes)} of keys and values, "
         f"in {elapsed_s:.1f} s ({rate:,.0f} rows/s)"
     )
 
