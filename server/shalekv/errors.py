@@ -452,8 +452,8 @@ class SeqNotReached(ShaleError):
     def __init__(self, *, min_seq: int, seq: int) -> None:
         """`min_seq` is the commit that was asked for, `seq` the last one applied here."""
         super().__init__(
-            f"this server has applied commits up to {seq}, and not up to min_seq {min_seq} before "
-            "the deadline: try again, or ask the writer"
+            f"this server is at seq {seq}; you asked for {min_seq}, and it was not reached in "
+            "time: try again with more time, or ask the writer"
         )
         self.seq = seq
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 
 try:
     import click
@@ -119,6 +121,75 @@ COMMANDS: CommandTable = {
     ),
 }
 
+# What users of similar products type, and what it is called here.
+WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "set": "put KEY VALUE",
+        "insert": "put KEY VALUE",
+        "write": "put KEY VALUE",
+        "setex": "put KEY VALUE --ttl 10s",
+        "setnx": "put KEY VALUE --if-absent",
+        "read": "get KEY",
+        "cat": "get KEY",
+        "del": "delete KEY",
+        "rm": "delete KEY",
+        "remove": "delete KEY",
+        "unlink": "delete KEY",
+        "flushall": "delete --all --yes",
+        "flushdb": "delete --all --yes",
+        "keys": "scan --keys-only",
+        "list": "scan --keys-only",
+        "ls": "scan --keys-only",
+        "range": "scan --start KEY --end KEY",
+        "dbsize": "count",
+        "len": "count",
+        "incr": "add KEY",
+        "incrby": "add KEY 2",
+        "decr": "add KEY -1",
+        "expire": "touch KEY 10s",
+        "pexpire": "touch KEY 10ms",
+        "persist": "touch KEY never",
+        "pttl": "ttl KEY",
+        "lease": "put KEY VALUE --ttl 10s",
+        "multi": "txn",
+        "subscribe": "watch PREFIX",
+        "info": "status",
+        "endpoint": "status",
+        "ping": "health",
+        "import": "load FILE",
+        "export": "dump FILE",
+        "start": "serve --create --url file:///tmp/trial",
+        "server": "serve --create --url file:///tmp/trial",
+        "cli": "shell",
+        "console": "shell",
+        "repl": "shell",
+        "version": "--version",
+        "help": "--help",
+    }
+)
+OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "--host": "--addr HOST:PORT",
+        "--port": "--addr HOST:PORT",
+        "--endpoint": "--addr HOST:PORT",
+        "--endpoints": "--addr HOST:PORT",
+        "--ex": "--ttl 10s",
+        "--px": "--ttl 10ms",
+        "--lease": "--ttl 10s",
+        "--nx": "--if-absent",
+        "--xx": "--if-present",
+        "--from-key": "--start KEY",
+        "--consistency": "--read-level linearizable",
+        "--cacert": "--tls-ca FILE",
+        "--cert": "--tls-cert FILE",
+        "--password": "--token-file FILE",
+        "--token": "--token-file FILE",
+        "--json": "--format json",
+        "--output": "--format json",
+        "--write-out": "--format json",
+    }
+)
+
 _HELP = """A durable key-value server whose only disk is an object store.
 
 \b
@@ -132,6 +203,8 @@ and read on with:
 @click.group(
     cls=LazyCommands,
     table=COMMANDS,
+    words=WORDS,
+    options=OPTIONS,
     help=_HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="The --help of a command explains its exit codes.",

@@ -445,14 +445,14 @@ def _condition_failed(failed: Compare, state: DatabaseState) -> ConditionFailed:
         raise AssertionError("a precondition compares one key")  # noqa: TRY004 (a bug, not an input)
     found = state.visible(failed.key)
     found_seq = found.seq if found else 0
-    has = f"has a value of sequence number {found_seq}" if found else "has no value"
+    has = f"exists, with seq {found_seq}" if found else "does not exist"
     match failed:
         case ExistsCompare(_, exists):
             wanted = "present" if exists else "absent"
         case _:
             wanted = "seq_equals"
     return ConditionFailed(
-        f"{_shown(failed.key)} {has}: the condition {wanted} does not hold, nothing was applied",
+        f"nothing was changed: {_shown(failed.key)} {has}",
         condition=wanted,
         found_seq=found_seq,
     )

@@ -11,9 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from shalekv.cli.console.exit_codes import MEANING
+from shalekv.cli.console.exit_codes import MEANING, ExitCode
+from shalekv.cli.console.lazy_commands import LazyCommands
 from shalekv.cli.console.settings_flags import settings_of
-from shalekv.cli.main import COMMANDS, shalekv
+from shalekv.cli.main import COMMANDS, OPTIONS, WORDS, shalekv
 from shalekv.settings import WriterConfig
 
 OF_CLIENTS = (
@@ -78,6 +79,33 @@ def test_commands_of_clients_load_none_of_the_server() -> None:
     modules = loaded_by(*(f"shalekv.cli.commands.{name}" for name in (*OF_CLIENTS, "admin_stats")))
     assert "shalekv_client" in modules
     assert [module for module in modules if module.startswith(OF_SERVERS)] == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("gte", "`shalekv get`"),
+        ("set k v", "`shalekv put KEY VALUE`"),
+        ("keys", "`shalekv scan --keys-only`"),
+        ("access whomai", "`shalekv access whoami`"),
+        ("put k v --nx", "--if-absent"),
+    ],
+)
+def test_what_is_misspelt_or_called_differently_is_suggested(typed: str, meant: str) -> None:
+    """An unknown command or option ends with what was meant."""
+    ended = CliRunner().invoke(shalekv, typed.split(), prog_name="shalekv")
+    assert ended.exit_code == ExitCode.USAGE
+    assert f"Did you mean {meant}?" in ended.stderr
+
+
+def test_what_is_suggested_exists() -> None:
+    """Words of other products are no commands here, and what is suggested for them is one."""
+    assert not set(WORDS) & set(COMMANDS)
+    assert {meant.split()[0] for meant in WORDS.values()} <= {*COMMANDS, "--help", "--version"}
+    assert isinstance(shalekv, LazyCommands)
+    commands = [command for _, command in shalekv.members()]
+    names = {name for command in commands for option in command.params for name in option.opts}
+    assert {meant.split()[0] for meant in OPTIONS.values()} <= names
 
 
 def test_garbage_is_collected_once_the_command_is_imported() -> None:

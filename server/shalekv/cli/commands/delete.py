@@ -93,7 +93,7 @@ def delete(  # noqa: PLR0913 (click passes each option by its name)
 
         return await counted_delete(delete) if counts else (await delete(count=False), "")
 
-    commit, why_not = talk(target, call, mutates=True)
+    commit, why_not = talk(target, call, mutates=True, refused="Not deleted")
     print_commit(commit, output_format)
     if counts:
         click.echo(deleted_text(commit, key, why_not), err=True)

@@ -27,7 +27,6 @@ from shalekv.cli.commands.status_problems import problems
 from shalekv.cli.console.connection import (
     ClientExit,
     Target,
-    error_text,
     exit_codes_of_calls,
     target_options,
 )
@@ -571,5 +570,5 @@ class _Servers:
         try:
             status = self._last[address] = await self._clients[address].status()
         except ShaleKVError as error:
-            return Observed(address, before, None, error_text(error).removeprefix(f"{address}: "))
+            return Observed(address, before, None, str(error).removeprefix(f"{address}: "))
         return Observed(address, before, status)

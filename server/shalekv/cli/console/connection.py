@@ -354,12 +354,14 @@ def talk(
     call: Callable[[Client], Awaitable[ResultT]],
     *,
     mutates: bool = False,
+    refused: str = "Not written",
     retry: RetryPolicy = FAIL_FAST,
 ) -> ResultT:
     """Run `call` with a client of the target that retries by `retry`, and return its result.
 
     A failure is printed, with its effect as far as known if the call `mutates`, and ends the
-    process with a code that `exit_codes_of_calls` lists.
+    process with a code that `exit_codes_of_calls` lists. `refused` is said of a write whose
+    condition does not hold.
     """
 
     async def connected() -> ResultT:
@@ -369,22 +371,22 @@ def talk(
     try:
         return asyncio.run(connected())
     except ShaleKVError as error:
-        for line in failure_lines(error, target, mutates=mutates):
+        for line in failure_lines(error, target, mutates=mutates, refused=refused):
             click.echo(line, err=True)
         raise SystemExit(exit_code_of_call(error)) from None
 
 
-def failure_lines(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
-    """Describe a failed call, what is known of its effect if it `mutates`, and what to do."""
-    return [f"Error: {error_text(error)}", *_advice(error, target, mutates=mutates)]
+def failure_lines(
+    error: ShaleKVError, target: Target, *, mutates: bool, refused: str = "Not written"
+) -> list[str]:
+    """Describe a failed call, what is known of its effect if it `mutates`, and what to do.
 
-
-def error_text(error: ShaleKVError) -> str:
-    """Describe a failed call in one line."""
+    `refused` is said of a write whose condition does not hold.
+    """
     if isinstance(error, ConditionFailed):
-        found = f"the key has seq {error.found_seq}" if error.found_seq else "the key has no value"
-        return f"condition failed: {found}"
-    return str(error)
+        has = f"exists, with seq {error.found_seq}" if error.found_seq else "does not exist"
+        return [f"{refused}: the key {has}."]
+    return [f"Error: {error}", *_advice(error, target, mutates=mutates)]
 
 
 def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:

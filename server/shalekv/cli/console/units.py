@@ -45,10 +45,12 @@ def duration_ms(text: str) -> int:
     """
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise ValueError(f"'{text}' is no time with a unit, such as 500ms, 10s, 5m, 2h or 1d")
+        if text.isdecimal():
+            raise ValueError(f"'{text}' has no unit: write {text}s for seconds, or ms, m, h or d")
+        raise ValueError(f"'{text}' is not a duration, such as 500ms, 10s, 5m, 2h or 1d")
     milliseconds = int(found.group(1)) * _MS[found.group(2)]
     if not milliseconds:
-        raise ValueError(f"'{text}' is zero: the time must be positive")
+        raise ValueError(f"it must be more than zero, and '{text}' is not")
     return milliseconds
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from shalekv.cli.console.connection import FAIL_FAST, Target, error_text
+from shalekv.cli.console.connection import FAIL_FAST, Target
 from shalekv.cli.doctor.diagnosis import Area, Diagnosis
 from shalekv.cli.doctor.server import (
     Certificate,
@@ -99,7 +99,7 @@ class ServerExamination:
                 await self._read_stats(client)
         except PermissionDenied as error:
             fix = f"shalekv grant set PRINCIPAL --role ROLE --addr {self.address}    # as root"
-            return [*found, area.unchecked("status", error_text(error), fix)]
+            return [*found, area.unchecked("status", str(error), fix)]
         except ShaleKVError as error:
             return [*found, self._failed(error)]
         return [
@@ -120,11 +120,11 @@ class ServerExamination:
         flag = f"--addr {self.address}"
         if isinstance(error, Unauthenticated):
             fix = f"shalekv access whoami {flag} --token-file FILE"
-            return self.area.problem("credentials", error_text(error), fix)
+            return self.area.problem("credentials", str(error), fix)
         if isinstance(error, Unreachable):
             fix = f"shalekv serve --listen {self.address} ...    # or correct --addr, --tls-ca"
-            return self.area.problem("reachable", error_text(error), fix)
-        return self.area.problem("reachable", error_text(error), f"shalekv health {flag}")
+            return self.area.problem("reachable", str(error), fix)
+        return self.area.problem("reachable", str(error), f"shalekv health {flag}")
 
     def same_database(self, database_id: bytes, url: str) -> Sequence[Diagnosis]:
         """Judge whether the server serves this database. Call it after `answers`."""

@@ -24,7 +24,6 @@ from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.connection import (
     RETRY_UNTIL_TIMEOUT,
     Target,
-    error_text,
     exit_code_of_call,
 )
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
@@ -211,7 +210,7 @@ def run_bulk(plan: BulkPlan, target: Target, output_format: Format | None) -> No
     except ShaleKVError as error:
         is_known = isinstance(error, NotApplied)
         _fail(
-            f"Error: {error_text(error)}",
+            f"Error: {error}",
             exit_code_of_call(error),
             load_id,
             done,
