@@ -49,7 +49,7 @@ OF_CLIENTS = {
     "txn": "--then 'put k v'",
     "watch": "",
 }
-WITHOUT_SERVER = {"completion": "bash"}
+WITHOUT_SERVER = {"completion": "bash", "shell": ""}  # a shell without input ends at once
 # No server listens there.
 NOWHERE = ("SHALEKV_ADDR", "127.0.0.1:1")
 COMMANDS = f"""
