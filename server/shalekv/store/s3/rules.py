@@ -110,7 +110,9 @@ def _rule(reply: Mapping[str, Any]) -> LifecycleRule:
         expires=_expiry(reply.get("Expiration") or {}),
         noncurrent_days=noncurrent.get("NoncurrentDays"),
         abort_days=abort.get("DaysAfterInitiation"),
-        storage_classes=[str(each.get("StorageClass")) for each in reply.get("Transitions") or ()],
+        storage_classes=tuple(
+            str(each.get("StorageClass")) for each in reply.get("Transitions") or ()
+        ),
     )
 
 
