@@ -113,7 +113,7 @@ class ConditionFailed(NotApplied):
 
     @property
     def condition(self) -> str:
-        """The condition: ``absent``, ``present`` or ``seq_equals``."""
+        """The condition as in the protocol: ``absent``, ``present`` or ``seq_equals``."""
         return self.details.metadata.get("condition", "")
 
     @property
