@@ -122,7 +122,12 @@ def scan(  # noqa: PLR0913 (click passes each option by its name)
         click.echo(f"{counted(written.rows, 'row')} in {output_path}", err=True)
     if next_page:
         token = base64.urlsafe_b64encode(next_page).decode("ascii")
-        click.echo(f"To continue, add --page-token {token}", err=True)
+        limit_name = "--limit" if written.rows == limit else "--limit-bytes"
+        click.echo(
+            f"Stopped at {limit_name}. For the next page repeat the command with "
+            f"--page-token {token}",
+            err=True,
+        )
 
 
 def _token(text: str) -> bytes:

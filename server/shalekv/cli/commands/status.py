@@ -253,7 +253,7 @@ def _print_reads(reads: ReadStatus) -> None:
 def _cache_row(name: str, cache: CacheStatus) -> Sequence[Any]:
     return (
         name,
-        f"{cache.hit_rate:.1%}",
+        f"{cache.hit_rate:.1%}" if cache.hits + cache.misses else None,
         cache.hits,
         cache.misses,
         cache.requests,
