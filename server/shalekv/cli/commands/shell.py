@@ -38,7 +38,7 @@ Examples:
   shalekv shell
   shalekv shell --addr 10.0.0.6:7654,10.0.0.7:7654
   echo 'count session/' | shalekv shell
-  shalekv shell < examples/first_keys.txt
+  shalekv shell < lines.txt
 """
 
 
