@@ -225,7 +225,7 @@ Run: TypeAlias = Callable[[Shell, Arguments], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
+class ShellVerb:
     """A verb of the shell."""
 
     usage: str
@@ -242,17 +242,19 @@ class Verb:
 
 def _verb(
     usage: str, summary: str, run: Run, words: tuple[int, int | None], *, mutates: bool = False
-) -> Verb:
+) -> ShellVerb:
     """Describe a verb with a number of words; its options are those of the usage."""
     found = re.findall(r"(--[a-z-]+)( [A-Z]+)?", usage)
     options = {name for name, value in found if value}
     flags = {name for name, value in found if not value}
     if "PREFIX" in usage:
         options |= _RANGE
-    return Verb(usage, summary, run, Form(*words, frozenset(options), frozenset(flags)), mutates)
+    return ShellVerb(
+        usage, summary, run, Form(*words, frozenset(options), frozenset(flags)), mutates
+    )
 
 
-VERBS: Mapping[str, Verb] = MappingProxyType(
+VERBS: Mapping[str, ShellVerb] = MappingProxyType(
     {
         verb.usage.split()[0]: verb
         for verb in (
@@ -361,7 +363,7 @@ PREFIX may be left out, or be a range: --start A (included) --end B (excluded).
 Quotes preserve blanks: "a key". Outside of 'single quotes' there are escapes: \x00, \n."""
 
 
-def verb_of(name: str) -> Verb:
+def verb_of(name: str) -> ShellVerb:
     """Return the verb with this name, in any case. Raises `LanguageError` with a suggestion."""
     word = name.lower()
     verb = VERBS.get(ALIASES.get(word, word))
