@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 
 import pytest
 
@@ -10,6 +12,7 @@ from shalekv.cli.commands.watch import EventPrinter
 from shalekv.cli.console.keys import Encoding
 from shalekv.cli.console.output import Format
 from shalekv_client import ChangeKind, Entry, WatchChange, WatchCommit, WatchEvent, WatchProgress
+from tests.unit.client.watch_server import History, WatchServer
 
 BEFORE = Entry(b"k", b"old", 3, 99)
 COMMIT = WatchCommit(
@@ -96,3 +99,23 @@ def test_progress_is_printed_when_it_was_asked_for(
     found = printed(capsys, event, output_format=output_format, shows_progress=True)
     assert [line.rstrip(" ") for line in found] == expected
     assert printed(capsys, event, output_format=output_format) == []
+
+
+async def test_a_watch_beyond_the_newest_commit_says_what_it_waits_for() -> None:
+    """What nobody has written yet is waited for, and stderr says so at once."""
+    history = History()
+    await history.put(b"k")
+    async with WatchServer(history) as server:
+        watch = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "shalekv.cli.main", "watch", "--from-seq", "3", "--limit", "1"),
+            *("--format", "raw", "--addr", server.address),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert watch.stderr is not None
+        said = await watch.stderr.readline()
+        await history.put(b"k", value=b"second")
+        await history.put(b"k", value=b"third")
+        printed, _ = await watch.communicate()
+    assert said.endswith(b": waiting for seq 3.\n")  # this server reports no newest commit
+    assert (watch.returncode, printed) == (0, b"3\tput\tk\tthird\n")

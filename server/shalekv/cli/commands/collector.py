@@ -101,7 +101,8 @@ def collector(
         outcomes = asyncio.run(_collect_once(database_urls, settings))
         sys.exit(_exit_code(each for each in outcomes if isinstance(each, Exception)))
     else:
-        sys.exit(run_to_end(_run(database_urls, settings, with_parent=with_parent)))
+        collecting = _run(database_urls, settings, with_parent=with_parent)
+        sys.exit(run_to_end(collecting, settings.server.log_format))
 
 
 async def _run(

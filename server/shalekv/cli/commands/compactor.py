@@ -207,7 +207,7 @@ def compactor(
         raise click.UsageError("--parent-pipe is for one database: give --url once")
     configure_logs(settings.server.log_format, settings.server.log_level, role="compactor")
     compacting = _compact(database_urls, settings, is_once=once, has_parent_pipe=has_parent_pipe)
-    sys.exit(run_to_end(compacting))
+    sys.exit(run_to_end(compacting, settings.server.log_format))
 
 
 async def _compact(

@@ -163,7 +163,8 @@ class _WatchOptions:
     "--from-seq",
     type=click.IntRange(min=1),
     metavar="SEQ",
-    help="Start at this commit, if it is still in the WAL.  [default: the next one]",
+    help="Start at this commit, if it is still in the WAL; a later one is waited for.  "
+    "[default: the next one]",
 )
 @click.option("--previous", is_flag=True, help="Also print the value that each change replaced.")
 @click.option("--consumer", default="", metavar="NAME", help="Keep the WAL for this consumer.")
@@ -217,6 +218,7 @@ class _WatchRun:
                     previous=self._options.previous,
                     consumer=self._options.consumer,
                 ) as events:
+                    self._note_wait(client)
                     self._next_seq = events.next_seq
                     while self._left != 0:
                         await self._print_more(events)
@@ -226,6 +228,13 @@ class _WatchRun:
             except WalCollected:
                 self._next_seq = 0  # it is not possible to continue from there
                 raise
+
+    def _note_wait(self, client: Client) -> None:
+        """Say on stderr that nothing comes for now: the watch begins after the newest commit."""
+        seq = client.fleet.freshness.seq  # of the reply that has opened the watch
+        if self._next_seq > seq + 1:
+            wait = f"The newest commit is seq {seq}: waiting for seq {self._next_seq}."
+            click.echo(wait, err=True)
 
     def print_continuation(self) -> None:
         """Print on stderr with which option to continue."""

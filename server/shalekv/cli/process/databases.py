@@ -10,16 +10,15 @@ from random import SystemRandom
 from typing import Any, TypeVar
 
 import click
-import structlog
 import uvloop
 
 from shalekv.cli.console.bucket import checked_url
 from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
+from shalekv.cli.process.logs import report_end
 from shalekv.clock import MachineClock
-from shalekv.errors import ShaleError
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import Settings, StoreSettings, UrlSettings
+from shalekv.settings import LogFormat, Settings, StoreSettings, UrlSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.opening import open_store
 from shalekv.store.url import parse_url
@@ -78,17 +77,12 @@ async def open_databases(
         yield databases
 
 
-def run_to_end(running: Coroutine[Any, Any, None]) -> ExitCode:
-    """Run a command to its end, log its error, and return the exit code."""
+def run_to_end(running: Coroutine[Any, Any, None], log_format: LogFormat) -> ExitCode:
+    """Run a command to its end, report its error, and return the exit code."""
     try:
         uvloop.run(running)
     except Exception as error:  # noqa: BLE001 - logged, and mapped to the exit code
         code = exit_code_of(error)
-        ended = structlog.get_logger(__name__).bind(exit_code=code.value)
-        if isinstance(error, ShaleError):
-            # The message is complete: a traceback would only hide it.
-            ended.error("ended by an error", reason=error.reason, problem=str(error))
-        else:
-            ended.exception("ended by an unexpected error")
+        report_end(error, code, log_format)
         return code
     return ExitCode.OK

@@ -33,7 +33,7 @@ import uvloop
 from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.process.gc_tuning import collect_when_grown, tune_garbage_collector
-from shalekv.cli.process.logs import configure_logs
+from shalekv.cli.process.logs import configure_logs, report_end
 from shalekv.cli.process.shutdown import Shutdown, StopRequest, on_hangup
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
@@ -383,15 +383,7 @@ def run_server(
         uvloop.run(serve(settings, announce))
     except Exception as error:  # noqa: BLE001 - logged, in the format that was asked for
         code = exit_code_of(error)
-        ended = log.bind(exit_code=code.value)
-        if isinstance(error, ShaleError):
-            # The message is complete: a traceback would only hide it.
-            ended.error("ended by an error", reason=error.reason, problem=str(error))
-        elif code is ExitCode.ADDRESS_IN_USE and isinstance(error, OSError):
-            problem = f"{error.strerror}: stop what listens there, or give another --listen"
-            ended.error("ended by an error", reason=code.name, problem=problem)
-        else:
-            ended.exception("ended by an unexpected error")
+        report_end(error, code, settings.server.log_format)
         return code
     return ExitCode.OK
 

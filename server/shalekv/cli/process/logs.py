@@ -10,11 +10,16 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
+import click
 import structlog
 from structlog.typing import Processor
 
+from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.errors import ShaleError
 from shalekv.settings import LogFormat, LogLevel
 
+# Of a process that was started wrongly: whoever has typed the command reads why on a plain line.
+_STARTED_WRONGLY = frozenset({ExitCode.USAGE, ExitCode.DATABASE_NOT_FOUND, ExitCode.ADDRESS_IN_USE})
 _CONTROL = {n: f"\\u{n:04x}" for n in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 
 
@@ -57,6 +62,24 @@ def configure_logs(
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
     )
+
+
+def report_end(error: Exception, code: ExitCode, log_format: LogFormat) -> None:
+    """Report the error that ends the process: a log line, or a plain one for a wrong start."""
+    ended = structlog.get_logger(__name__).bind(exit_code=code.value)
+    if isinstance(error, ShaleError):
+        reason, problem = error.reason, str(error)
+    elif code is ExitCode.ADDRESS_IN_USE and isinstance(error, OSError):
+        reason = code.name
+        problem = f"{error.strerror}: stop what listens there, or give another --listen"
+    else:
+        ended.exception("ended by an unexpected error")
+        return
+    # The message is complete: a traceback would only hide it.
+    if code in _STARTED_WRONGLY and log_format is LogFormat.CONSOLE:
+        click.echo(f"Error: {problem}", err=True)
+    else:
+        ended.error("ended by an error", reason=reason, problem=problem)
 
 
 def _rendering(log_format: LogFormat) -> Sequence[Processor]:
