@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from shalekv.errors import ReplyTooLarge
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.engine import ReadEngine
-from shalekv.server.replies.gets import EncodedHeaders, batch_get_reply, get_reply, made_in_slices
+from shalekv.server.replies.gets import (
+    EncodedHeaders,
+    batch_get_reply,
+    get_reply,
+    get_reply_without_value,
+    made_in_slices,
+)
 from shalekv.settings import MIB
 from shalekv.v1 import kv_pb2
 
@@ -80,6 +86,9 @@ def test_replies_are_those_of_protobuf(
         for entry in entries:
             one = kv_pb2.GetReply(header=header, **fields(entry))
             assert get_reply(encoded, [entry], now) == one.SerializeToString()
+            one.ClearField("value")
+            one.ttl_ms = max(one.expire_at_ms - NOW_MS, 0)
+            assert get_reply_without_value(encoded, [entry], now) == one.SerializeToString()
         results = [kv_pb2.BatchGetResult(**fields(entry)) for entry in entries]
         many = kv_pb2.BatchGetReply(header=header, results=results)
         assert batch_get_reply(encoded, entries, now) == many.SerializeToString()
