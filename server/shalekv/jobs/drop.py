@@ -146,7 +146,8 @@ class DropJob:
         await deleter.delete(doomed[:log_at])
         if plan.users:
             await self._store.runtime.clock.sleep_ms(NOTICE_MS)
-        await deleter.delete([*doomed[log_at:], marked])
+        await deleter.delete(doomed[log_at:])
+        await deleter.delete([marked])  # by a request of its own: one for many has no order
         await self._store.repair(_is_collected)
         log.info("database deleted", url=self._store.url, database_id=manifest.database_id.hex())
         return pins_left
