@@ -30,6 +30,7 @@ from tests.kit.serving.roles import (
     present,
     put,
     serving,
+    touch,
 )
 from tests.kit.serving.sweeping import compact
 from tests.kit.states import counter
@@ -41,9 +42,12 @@ REQUESTS: dict[str, Any] = {
     "conditional put": kv_pb2.PutRequest(key=b"a", precondition=absent()),
     "delete": kv_pb2.DeleteRequest(key=b"old"),
     "conditional delete": kv_pb2.DeleteRequest(key=b"old", precondition=present()),
+    "counted delete": kv_pb2.DeleteRequest(key=b"old", count_deleted=True),
     "delete_range": kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(prefix=b"o")),
+    "counted delete_range": kv_pb2.DeleteRangeRequest(all=True, count_deleted=True),
     "write": kv_pb2.WriteRequest(changes=[put(b"a"), delete(b"old")]),
     "counters": kv_pb2.WriteRequest(changes=[add(b"n", 2), add(b"m", -3), delete_range(end=b"b")]),
+    "touches": kv_pb2.TxnRequest(then=[change(touch(b"old")), change(touch(b"x"))]),
     "txn": kv_pb2.TxnRequest(
         compares=[kv_pb2.Compare(key=b"a", exists=False)],
         then=[change(put(b"a", b"1")), get(b"old"), get(b"x"), change(add(b"n", 5))],
