@@ -77,7 +77,7 @@ def _not_http2(kind: int, data: bytes) -> str:
         return data[_GOAWAY_BYTES:].decode("utf-8", "replace")
     if data.startswith(_TLS_ALERT):
         return "the other side speaks TLS"
-    return "this is not HTTP/2: no SETTINGS at the beginning"
+    return "this is not HTTP/2"
 
 
 StreamT = TypeVar("StreamT", bound=Stream)

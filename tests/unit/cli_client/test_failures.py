@@ -67,6 +67,24 @@ async def test_an_unknown_wire_in_the_environment_is_a_usage_error(
     assert "SHALEKV_CLIENT_WIRE must be one of native, grpcio, not 'foo'" in result.stderr
 
 
+async def test_another_server_at_the_address_is_told(run: Run) -> None:
+    """What answers in HTTP/1.1 is no server of ShaleKV, and the message says so."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        result = await run(get, "k", "--addr", f"127.0.0.1:{port}")
+    assert result.exit_code == 9
+    assert result.stderr.splitlines() == [
+        f"Error: 127.0.0.1:{port}: no connection to the server: this is not HTTP/2",
+        "What listens there is no server of ShaleKV: correct --addr.",
+    ]
+
+
 async def test_interrupts_have_an_exit_code(server: DictServer) -> None:
     """Ctrl-C ends a waiting command with code 130 and without a traceback."""
     server.state.failures.append(silent())

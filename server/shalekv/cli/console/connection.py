@@ -103,8 +103,8 @@ _MEANING_OF_STORES: Mapping[int, str] = MappingProxyType(
 )
 
 SYSTEM = "system"  # in place of a file: the authorities of the system
-# What to do about a connection that TLS has ended, by a part of the reason.
-_TLS_ADVICE: Mapping[str, str] = MappingProxyType(
+# What to do about a connection that could not be made, by a part of the reason.
+_CONNECTION_ADVICE: Mapping[str, str] = MappingProxyType(
     {
         "speaks TLS": "Give --tls-ca: a file with the authority of the server, or `system`.",
         "speaks no TLS": "Leave out --tls-ca and the other flags of TLS, or correct --addr.",
@@ -112,6 +112,10 @@ _TLS_ADVICE: Mapping[str, str] = MappingProxyType(
         "--tls-server-name if its certificate has another name than --addr.",
         "certificate": "Give a certificate and its key that the server accepts: --tls-cert and "
         "--tls-key.",
+        "not HTTP/2": "What listens there is no server of ShaleKV: correct --addr.",
+        "Name or service not known": "There is no host of this name: correct --addr.",
+        "No such file or directory": "There is no such socket: correct --addr, or start a server "
+        "with --listen unix:PATH.",
     }
 )
 _UNKNOWN_ADVICE = (
@@ -416,7 +420,7 @@ def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
 
 def _connection_advice(problem: str) -> str:
     """Say what to do about a connection that could not be made."""
-    for text, advice in _TLS_ADVICE.items():
+    for text, advice in _CONNECTION_ADVICE.items():
         if text in problem:
             return advice
     return "Is a server running there? See --addr, and `shalekv serve --help` to start one."
