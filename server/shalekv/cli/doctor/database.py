@@ -242,7 +242,7 @@ def judge_safekeepers(
     waiting = max(state.log_bytes for state in states)
     failing = next((state.archive_problem for state in states if state.archive_problem), "")
     full = next((state.full_problem for state in states if state.full_problem), "")
-    backlog = f"{size(waiting)} are in the logs of safekeepers, not all archived yet"
+    backlog = f"{size(waiting)} of the log wait in safekeepers to be archived or trimmed"
     if full:
         yield DATABASE.problem("archive", f"{backlog}; writes are refused: {full}", fix)
     elif failing:
