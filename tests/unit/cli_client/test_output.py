@@ -142,6 +142,8 @@ def test_rows_that_are_too_wide_become_records(monkeypatch: pytest.MonkeyPatch) 
     ]
     assert printed(monkeypatch, 80, write) == [*record, "", *record]
     assert printed(monkeypatch, 20, write) == [*record, "", *record]
+    empty = printed(monkeypatch, 20, lambda: print_rows(Format.TABLE, NAMES, []))
+    assert [line.split() for line in empty] == [["id", "address", "made", "size", "age"]]
 
 
 def test_a_table_goes_on_with_records_where_a_later_page_is_wider(

@@ -170,14 +170,15 @@ class TablePrinter:
         ]
         for number, column in enumerate(zip(*cells, strict=True)):
             self._widths[number] = max([self._widths[number], *map(_cells_wide, column)])
-        widths = None if self._has_records and page else self._fitting_widths()
-        if widths is None:
+        widths = None if self._has_records else self._fitting_widths()
+        if widths is None and page:
             self._print_records(cells)
             return
         is_number = [
             not is_time(name) and _are_numbers([row[number] for row in page])
             for number, name in enumerate(self._columns)
         ]
+        widths = widths or self._widths  # headings alone are printed at any width
         if not self._has_headings:
             line = _line(self._headings, widths, is_number)
             print_line(f"\x1b[1m{line}\x1b[0m" if self._is_terminal else line)
