@@ -20,6 +20,9 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "tests/e2e/test_writers.py": "kills at a moment of chance",
         "tests/kit/timeouts.py": "is what waits for a condition, instead of all others",
     },
+    "unfinished": {
+        "tests/e2e/test_other_pythons.py": "a machine may lack a version of Python",
+    },
     "loose_task": {
         "server/shalekv/cli/process/lifecycle.py": "raises nothing; a group would wrap errors",
         "server/shalekv/jobs/bulk_load.py": "an upload outlives its call; any end ends it",
