@@ -40,7 +40,7 @@ def _ttl(_context: click.Context, _option: click.Parameter, value: str) -> int:
     try:
         return ttl_ms(value)
     except ValueError as error:
-        raise click.BadParameter(f"{error}, nor is it `never`") from None
+        raise click.BadParameter(f"{error}; `never` is allowed, too") from None
 
 
 @click.command(help=_HELP, epilog=exit_codes_of_calls())

@@ -63,9 +63,11 @@ class Shell:
     async def run(self, line: str) -> int:
         """Run one line, and return the exit code that a command of the same effect would have."""
         mutates = False
+        if line.lstrip().startswith(COMMENT):
+            return ExitCode.OK
         try:
             words = split(line)
-            if line.lstrip().startswith(COMMENT) or not words:
+            if not words:
                 return ExitCode.OK
             verb = verb_of(words[0].text)
             mutates = verb.mutates
