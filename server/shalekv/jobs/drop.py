@@ -80,6 +80,22 @@ class DropPlan:
                 "and delete its clones first; --force deletes it nevertheless",
             )
 
+    def check_unchanged(self, current: Manifest, now_s: float) -> None:
+        """Raise `InvalidRequest` if somebody has begun to need the database since this plan."""
+        pins = {each.id for each in self.manifest.snapshots if is_pin(each)}
+        problems = [f"in use ({each})" for each in _users(current, now_s)]
+        problems += [
+            f"needed by a clone ({each.name})"
+            for each in current.snapshots
+            if is_pin(each) and each.id not in pins
+        ]
+        if problems:
+            raise InvalidRequest(
+                "database",
+                f"it is {'; '.join(problems)} since a moment ago. Nothing was deleted. Run the "
+                "command again",
+            )
+
     @property
     def is_begun(self) -> bool:
         """Return whether an earlier attempt was interrupted."""
@@ -114,11 +130,11 @@ class DropJob:
                 f"{self._store.url}`"
             )
         pins = await check_clones(self._store, manifest)
-        now_s = await self._store.now_ms() / 1_000
+        users = [*_users(manifest, await self._now_s())]
         listed = [each async for each in self._listed()]
         return DropPlan(
             manifest,
-            [*_users(manifest, now_s)],
+            users,
             [each.remark for each in pins if each.state is not CloneState.GONE],
             len(listed),
             sum(each.size_bytes for each in listed),
@@ -127,13 +143,14 @@ class DropJob:
     async def run(self, plan: DropPlan, *, is_forced: bool = False) -> Sequence[str]:
         """Delete the database of the plan; return the pins that are left, with the reasons.
 
-        Raises `InvalidRequest` if something speaks against it, unless `is_forced`, `Fenced` if a
-        writer opens it meanwhile, and as `plan`.
+        Raises `InvalidRequest` if something speaks against it, or has changed since the plan was
+        made, unless `is_forced`, `Fenced` if a writer opens it meanwhile, and as `plan`.
         """
-        if not is_forced:
-            plan.check_unused()
+        known = None if is_forced else plan
+        if known is not None:
+            known.check_unused()
         if not plan.is_begun:
-            await self._mark(await self._fence(is_forced=is_forced))
+            await self._mark(known)
         manifest = self._stored.current
         # What crashed processes had begun is completed: a list shows it only then.
         await self._store.repair()
@@ -144,7 +161,7 @@ class DropJob:
         log_at = next((at for at, name in enumerate(doomed) if _is_in_log(name)), len(doomed))
         deleter = Deleter(self._store, per_s_count=DELETES_PER_S_COUNT)
         await deleter.delete(doomed[:log_at])
-        if plan.users:
+        if plan.users or [*_users(manifest, await self._now_s())]:
             await self._store.runtime.clock.sleep_ms(NOTICE_MS)
         await deleter.delete(doomed[log_at:])
         await deleter.delete([marked])  # by a request of its own: one for many has no order
@@ -161,10 +178,20 @@ class DropJob:
                 raise
             return None
 
-    async def _mark(self, own: WriterId | None) -> None:
+    async def _mark(self, known: DropPlan | None) -> None:
+        """Fence older writers, and mark the manifest; `known` is None if that is forced.
+
+        Nobody may have begun to need the database since `known` was made.
+        """
+        now_s = await self._now_s()
+        if known is not None:  # before a server that has started since is shut out
+            known.check_unchanged(await self._stored.refresh(), now_s)
+        own = await self._fence(is_forced=known is None)
         nonce = self._store.runtime.random.randbytes(_NONCE_BYTES)
 
         def edit(current: Manifest) -> Manifest:
+            if known is not None:
+                known.check_unchanged(current, now_s)
             if own is not None and not current.is_dropped:
                 check_owner(current, own)
             superseded = claim_compactor_epoch(current, nonce)
@@ -189,6 +216,9 @@ class DropJob:
                         raise
                     left.append(f"{snapshot_id.hex()} in {url}: {error}")
         return left
+
+    async def _now_s(self) -> float:
+        return await self._store.now_ms() / 1_000
 
     async def _listed(self) -> AsyncIterator[ObjectInfo]:
         """List all objects, the folders in the order in which they are deleted."""

@@ -19,7 +19,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.engine.places import Place, everything
 from tests.kit.memory_records import MemoryRecords, Table
-from tests.kit.processes.in_process import real_runtime, running, serve_settings
+from tests.kit.processes.in_process import put_at, real_runtime, running, serve_settings
 from tests.kit.store import Died, MortalProcess
 
 
@@ -78,6 +78,23 @@ async def test_what_uses_a_database_is_told_and_nothing_deleted() -> None:
     with pytest.raises(InvalidRequest, match="backup of today is being made"):
         await drop(parent)
     assert backup.name
+
+
+async def test_what_has_begun_to_use_it_since_the_plan_is_told() -> None:
+    """While a user is asked, a clone may be made or a server started: neither is harmed."""
+    parent, clone = await everything(), Place("clone")
+    with real_runtime(seed=1) as runtime:
+        job = DropJob(parent.cas(runtime))
+        plan = await job.plan()
+        async with running(parent.store, serve_settings(), runtime) as writer:
+            with pytest.raises(InvalidRequest, match=r"in use .*a server .*a moment ago"):
+                await job.run(plan)
+            await put_at(writer, b"key", b"value")
+        await writer.release()
+        await parent.clone_to(clone)
+        with pytest.raises(InvalidRequest, match=rf"needed by a clone .*{clone.url}.*a moment ago"):
+            await job.run(plan)
+    assert await clone.rows() == await parent.rows()
 
 
 async def test_a_crash_at_any_request_leaves_a_whole_database_or_one_to_drop_again() -> None:
