@@ -21,7 +21,7 @@ the same objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
@@ -237,13 +237,21 @@ class Deleter:
         self._per_s_count = per_s_count
         self._free_at_ms = self._clock.monotonic_ms()
 
-    async def delete(self, names: Iterable[str]) -> None:
-        """Delete these objects in their order, batch by batch."""
+    async def delete(
+        self, names: Iterable[str], *, check: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """Delete these objects in their order, batch by batch.
+
+        `check` is awaited before each batch but the first, and ends it by an error.
+        """
         remaining = iter(names)
-        while batch := [*islice(remaining, min(BATCH_MAX, self._per_s_count))]:
+        size = min(BATCH_MAX, self._per_s_count)
+        for number, batch in enumerate(iter(lambda: [*islice(remaining, size)], [])):
             wait_ms = self._free_at_ms - self._clock.monotonic_ms()
             if wait_ms > 0:
                 await self._clock.sleep_ms(wait_ms)
+            if number and check is not None:
+                await check()
             began_ms = self._clock.monotonic_ms()
             await self._store.delete(batch)
             self._free_at_ms = began_ms + 1_000 * len(batch) / self._per_s_count
@@ -346,7 +354,8 @@ class CollectJob:
             published = await self._publish(stored, survey)
             judged = await self._judge(published, survey.listing, survey.cutoffs)
             plan = replace(plan, manifest=published, objects=judged)
-        await self._deleter.delete(each.name for each in plan.garbage)
+        # Once the database is dropped, the names may be those of another database at this URL.
+        await self._deleter.delete((each.name for each in plan.garbage), check=stored.refresh)
         await self._store.repair(await self._is_collected(plan.manifest, survey))
         if plan.manifest.origins:
             live = await self._active.live_objects(plan.manifest, survey.listing)

@@ -155,15 +155,15 @@ class DropJob:
         # What crashed processes had begun is completed: a list shows it only then.
         await self._store.repair()
         pins_left = await self._release_pins(manifest, is_forced=is_forced)
-        listed = [each async for each in self._listed()]
         marked = names.manifest_name(manifest.manifest_id)
-        doomed = [each.name for each in listed if each.name != marked]
-        log_at = next((at for at, name in enumerate(doomed) if _is_in_log(name)), len(doomed))
         deleter = Deleter(self._store, per_s_count=DELETES_PER_S_COUNT)
-        await deleter.delete(doomed[:log_at])
+        listed = [each.name async for each in self._listed()]
+        await deleter.delete([each for each in listed if each != marked and not _is_in_log(each)])
         if plan.users or [*_users(manifest, await self._now_s())]:
             await self._store.runtime.clock.sleep_ms(NOTICE_MS)
-        await deleter.delete(doomed[log_at:])
+        # With what a process has written that had not noticed yet.
+        listed = [each.name async for each in self._listed()]
+        await deleter.delete([each for each in listed if each != marked])
         await deleter.delete([marked])  # by a request of its own: one for many has no order
         await self._store.repair(_is_collected)
         log.info("database deleted", url=self._store.url, database_id=manifest.database_id.hex())

@@ -9,18 +9,20 @@ import pytest
 
 from shalekv.errors import DatabaseNotFound, IllegalState, InvalidRequest
 from shalekv.format import names
+from shalekv.jobs import collect
+from shalekv.jobs.collect import CollectJob
 from shalekv.jobs.drop import DropJob
 from shalekv.jobs.pinned_clones import CloneState, check_clones
 from shalekv.protocol.origins import clone_of_pin, pin_name
 from shalekv.protocol.snapshot import NAME_CHARS_MAX
 from shalekv.protocol.two_phase import Destination
 from shalekv.server.database import create_database
-from shalekv.settings import StoreSettings
+from shalekv.settings import CollectorSettings, StoreSettings
 from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.kit.engine.places import Place, everything
+from tests.kit.engine.places import HOUR_MS, Place, everything
 from tests.kit.memory_records import MemoryRecords, Table
 from tests.kit.processes.in_process import put_at, real_runtime, running, serve_settings
-from tests.kit.store import Died, MortalProcess
+from tests.kit.store import Died, FaultyStore, MortalProcess, at_each
 
 
 async def drop(place: Place, *, is_forced: bool = False) -> Sequence[str]:
@@ -95,6 +97,48 @@ async def test_what_has_begun_to_use_it_since_the_plan_is_told() -> None:
         with pytest.raises(InvalidRequest, match=rf"needed by a clone .*{clone.url}.*a moment ago"):
             await job.run(plan)
     assert await clone.rows() == await parent.rows()
+
+
+async def test_what_is_written_during_a_drop_is_deleted_too() -> None:
+    """A compactor may create an SST after the others are deleted: nothing is left of it."""
+    place = await everything()
+    late = [names.level_name(bytes(6) + b"\x70" + bytes(1) + b"\x80" + bytes(7))]
+
+    async def write_late() -> None:
+        while late:
+            await place.store.create(late.pop(), b"an SST")
+
+    after = at_each("delete", names.LEVELS_FOLDER, write_late)
+    with real_runtime(seed=1) as runtime:
+        job = DropJob(place.cas(runtime, FaultyStore(place.store, after=after)))
+        await job.run(await job.plan())
+    assert (await left(place), late) == ([], [])
+
+
+async def test_a_collection_does_not_go_on_in_another_database(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its database is dropped while it deletes, and another one has objects of the same names."""
+    monkeypatch.setattr(collect, "BATCH_MAX", 2)
+    place, deleted = await everything(), 0
+    await place.compact()
+    fewest = len(await left(place))
+
+    async def replaced() -> None:
+        nonlocal deleted
+        deleted += 1
+        if deleted == 1:
+            await drop(place)
+            await place.put(*[b"%d" % number for number in range(fewest)])
+
+    ages = {"collect_age_s": 0, "foreign_file_age_s": 0, "wal_retention_s": 0}
+    with real_runtime(seed=1) as runtime:
+        store = FaultyStore(place.store_at(HOUR_MS), after=at_each("delete", "", replaced))
+        job = CollectJob(place.cas(runtime, store), CollectorSettings.model_validate(ages))
+        with pytest.raises(DatabaseNotFound, match="another was made in its place"):
+            await job.collect()
+    assert deleted == 1
+    assert len(await place.rows()) == fewest
 
 
 async def test_a_crash_at_any_request_leaves_a_whole_database_or_one_to_drop_again() -> None:
