@@ -7,6 +7,7 @@ after that version, the transaction can be decided again by the same answers (se
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -105,6 +106,7 @@ async def counted_in_levels(levels: ReadView, keys: KeyRange, *, now_ms: int) ->
         examined_bytes += sum([len(entry.key) for entry in entries])
         if examined > COUNTED_KEYS_MAX or examined_bytes > COUNTED_BYTES_MAX:
             return RangeInLevels(found, is_whole=False)
+        await asyncio.sleep(0)  # other tasks run between two slices
     return RangeInLevels(found, is_whole=True)
 
 

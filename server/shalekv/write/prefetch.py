@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeAlias
@@ -17,6 +18,9 @@ from shalekv.write.group_commit import GroupCommit
 from shalekv.write.pending_writes import NewestState, PendingWrites
 
 ExplainMissing: TypeAlias = Callable[[ObjectNotFound, PinnedVersion], Awaitable[ShaleError]]
+
+
+COUNTING_MAX = 4  # range deletes at a time that read which keys they count: each holds megabytes
 
 
 class Prefetch:
@@ -39,6 +43,7 @@ class Prefetch:
         self._state = state
         self._now_ms = now_ms
         self._explain_missing = explain_missing
+        self._counting = asyncio.Semaphore(COUNTING_MAX)
 
     def known(self, needs: Needs) -> ReadSet | None:
         """The read set for `needs`, if it is known without a request to the store; else None."""
@@ -63,6 +68,12 @@ class Prefetch:
 
         Raises `RangeTooCostly`, `StoreError`, `CorruptObject`, and as `explain_missing`.
         """
+        if not needs.counts_ranges:
+            return await self._fetch(needs)
+        async with self._counting:
+            return await self._fetch(needs)
+
+    async def _fetch(self, needs: Needs) -> ReadSet:
         while True:
             if needs.keys or needs.ranges:
                 # A load is found in the levels once it has landed.

@@ -15,6 +15,7 @@ from shalekv.server import scans
 from shalekv.server.service import Call
 from shalekv.settings import KIB, MIB, LimitSettings
 from shalekv.v1 import kv_pb2
+from shalekv.write.prefetch import COUNTING_MAX
 from tests.kit.constants import set_constants
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
@@ -90,18 +91,26 @@ async def test_count_whose_view_keeps_too_much_is_ended(monkeypatch: pytest.Monk
         assert (await count(writer)).count == 201
 
 
-async def test_counts_run_in_turns() -> None:
-    """Other calls are answered while thousands of keys are counted."""
-    async with serving() as writer:
-        await writer.ask(kv_pb2.WriteRequest(changes=[put(b"%05d" % n) for n in range(5_000)]))
-        counting = asyncio.create_task(count(writer))
+async def turns_until(done: asyncio.Task[Any]) -> int:
+    """How often another task runs before that one has ended."""
+    turns = 0
+    while not done.done():
+        turns += 1
         await asyncio.sleep(0)
-        turns = 0
-        while not counting.done():
-            turns += 1
-            await asyncio.sleep(0)
-        assert (await counting).count == 5_000
-        assert turns >= 5_000 // SLICE_COUNT_MAX
+    return turns
+
+
+async def test_counts_run_in_turns() -> None:
+    """Other calls are answered while thousands of keys are counted, and those of a range delete."""
+    database, keys = await Database.created(), [b"%05d" % number for number in range(9_000)]
+    async with slow_levels(database) as (writer, _):
+        await in_levels(database, writer, *keys)
+        counting = asyncio.create_task(count(writer))
+        assert await turns_until(counting) >= len(keys) // SLICE_COUNT_MAX
+        assert (await counting).count == len(keys)
+        deleting = asyncio.create_task(writer.ask(ALL))
+        assert await turns_until(deleting) >= len(keys) // SLICE_COUNT_MAX
+        assert (await deleting).deleted == len(keys)
 
 
 async def test_range_delete_counts_what_its_commit_deletes() -> None:
@@ -170,6 +179,24 @@ async def test_keys_that_are_counted_are_bounded(
         reply = await writer.ask(ALL)
         assert (reply.deleted, reply.deleted_more) == (deleted, more)
         assert (await count(writer)).count == 0
+
+
+async def test_few_deletes_at_a_time_read_what_they_count() -> None:
+    """Each holds the keys that it has read; the others wait, and then count."""
+    database = await Database.created()
+    keys = [b"k%d" % number for number in range(COUNTING_MAX + 2)]
+    async with slow_levels(database) as (writer, levels):
+        await asyncio.gather(*(writer.put(key, bytes(64 * KIB)) for key in keys))
+        await in_levels(database, writer, b"a")
+        assert not (await writer.get(b"b")).found  # the index is in memory now, and no block
+        levels.is_slow = is_level
+        ranges = [kv_pb2.KeyRange(start=key, end=key + b"\0") for key in keys]
+        requests = [kv_pb2.DeleteRangeRequest(range=r, count_deleted=True) for r in ranges]
+        deleting = [asyncio.create_task(writer.ask(each)) for each in requests]
+        await quiesce()
+        assert len(levels.held_reads) == COUNTING_MAX
+        levels.pass_reads(lambda _: False)
+        assert [reply.deleted for reply in await asyncio.gather(*deleting)] == [1] * len(keys)
 
 
 async def test_touched_values_are_accounted_while_they_wait() -> None:
