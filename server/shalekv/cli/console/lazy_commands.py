@@ -97,6 +97,9 @@ class LazyCommands(click.Group):
             advice = retirement(name, flag_of)
             if advice:
                 raise click.UsageError(f"{name} {advice}", error.ctx) from None
+            if name[1:2].isdigit():  # of a negative number, the first digit
+                message = f"No such option '{name}'. Write -- before arguments that begin with -"
+                raise click.UsageError(message, error.ctx) from None
             meant = self._options.get(name, "")
             if error.ctx is None or meant.split(" ")[0] not in _names(error.ctx.command):
                 raise
