@@ -214,6 +214,25 @@ async def test_a_check_never_ends_the_others() -> None:
         assert SECRET not in found.evidence
 
 
+async def test_who_does_not_answer_is_a_problem() -> None:
+    """A store, or a server, that accepts connections and says nothing is no healthy one."""
+
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+
+    writers: list[asyncio.StreamWriter] = []
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as listening:
+        address = "{}:{}".format(*listening.sockets[0].getsockname())
+        store = ("--url", "s3://bucket/db", "--endpoint-url", f"http://{address}", "--anonymous")
+        result = await run(*store, "--addr", address, "--timeout-ms", "50", "--format", "json")
+        for writer in writers:
+            writer.close()
+    found = found_in(result)
+    assert result.exit_code == PROBLEMS_FOUND
+    assert found["store", "permissions"][0] == "problem"
+    assert found["server", "reachable"][0] == "problem"
+
+
 SECRETS_ENV = {
     "AWS_ACCESS_KEY_ID": f"{SECRET}-id",
     "AWS_SECRET_ACCESS_KEY": f"{SECRET}-key",
@@ -289,11 +308,11 @@ async def test_a_bundle_replaces_nothing(tmp_path: Path) -> None:
 
 def test_what_a_url_may_hide_is_masked() -> None:
     """Users and queries of URLs, headers of credentials, and known secrets are masked."""
-    redaction = Redaction(["s3cr3t-value", "short", 'quo"ted-secret'])
+    redaction = Redaction(["s3cr3t-value", "short", 'quo"ted-secret', 'qu\xf6"ted'])
     text = (
-        "s3cr3t-value short postgresql://me:pw@host:1/db?password=x#y "
-        '"quo\\"ted-secret" Authorization: Bearer abc.def-123'
+        "s3cr3t-value short postgresql://me:p@w@host:1/db?password=x#y "
+        '"quo\\"ted-secret" "qu\xf6\\"ted" Authorization: Bearer abc.def-123'
     )
     assert redaction.clean(text) == (
-        '*** short postgresql://***@host:1/db?*** "***" Authorization: Bearer ***'
+        '*** short postgresql://***@host:1/db?*** "***" "***" Authorization: Bearer ***'
     )

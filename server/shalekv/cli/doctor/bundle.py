@@ -36,7 +36,7 @@ _SECRET_NAME = re.compile(
     r"SECRET|TOKEN|PASSW|KEY|CREDENTIAL|AUTH|SAS|SIGNATURE|COOKIE|PRIVATE|CONNECTION_STRING",
     re.IGNORECASE,
 )
-_USER_IN_URL = re.compile(r"(?<=://)[^/\s\"'@]*@")
+_USER_IN_URL = re.compile(r"(?<=://)[^/\s\"']*@")  # up to the last @
 _QUERY_OF_URL = re.compile(r"(?<=://)([^?#\s\"']*)[?#][^\s\"']*")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]+")
 
@@ -47,7 +47,11 @@ class Redaction:
     def __init__(self, secrets: Iterable[str]) -> None:
         """`secrets` are masked wherever they occur, longest first."""
         known = {each.strip() for each in secrets}
-        known |= {json.dumps(each)[1:-1] for each in known}  # as they would be written in JSON
+        known |= {  # as they are written in JSON
+            json.dumps(each, ensure_ascii=is_ascii)[1:-1]
+            for each in known
+            for is_ascii in (True, False)
+        }
         self._secrets = sorted(
             (each for each in known if len(each) >= SECRET_CHARS_MIN), key=len, reverse=True
         )

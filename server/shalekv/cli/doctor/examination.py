@@ -72,13 +72,21 @@ async def examine(subject: Subject) -> Findings:
     return found
 
 
-async def checked(area: Area, check: str, work: Work, timeout_ms: int) -> list[Diagnosis]:
-    """Return the findings of a check, or why there are none."""
+async def checked(
+    area: Area, check: str, work: Work, timeout_ms: int, *, if_silent: str = ""
+) -> list[Diagnosis]:
+    """Return the findings of a check, or why there are none.
+
+    With `if_silent`, that there is no answer in time is a problem, and this is what to do.
+    """
     try:
         async with asyncio.timeout(timeout_ms / 1_000):
             return [*await work()]
     except TimeoutError:
-        return [area.unchecked(check, f"no answer within {timeout_ms:,} ms (--timeout-ms)")]
+        silence = f"no answer within {timeout_ms:,} ms (--timeout-ms)"
+        if if_silent:
+            return [area.problem(check, silence, if_silent)]
+        return [area.unchecked(check, silence)]
     except (ShaleError, ShaleKVError) as error:
         return [area.unchecked(check, str(error))]
     except OSError as error:
@@ -112,7 +120,14 @@ async def _stored(subject: Subject, found: Findings) -> list[Diagnosis]:
             place, plain, cas.runtime, settings, may_write=subject.may_write
         )
         diagnoses = await checked(STORE, "credentials", examination.credentials, timeout_ms)
-        tried = await checked(STORE, "permissions", examination.operations, timeout_ms)
+        where = place_flags(plain.url, settings)
+        tried = await checked(
+            STORE,
+            "permissions",
+            examination.operations,
+            timeout_ms,
+            if_silent=f"shalekv store verify {where}    # the network, or a wrong --endpoint-url?",
+        )
         diagnoses += tried
         if any(each.check in ("list", "permissions") and _is_bad(each) for each in tried):
             return [
@@ -126,7 +141,7 @@ async def _stored(subject: Subject, found: Findings) -> list[Diagnosis]:
             plain,
             cas,
             subject.config,
-            where=place_flags(plain.url, settings),
+            where=where,
             may_ask_time=may_ask_time,
         )
         diagnoses += await _database(database, timeout_ms)
@@ -159,5 +174,11 @@ async def _database(database: DatabaseExamination, timeout_ms: int) -> list[Diag
 async def _server(subject: Subject, server: ServerExamination) -> list[Diagnosis]:
     return [
         *await checked(server.area, "certificates", server.certificates, subject.timeout_ms),
-        *await checked(server.area, "answers", server.answers, subject.timeout_ms),
+        *await checked(
+            server.area,
+            "reachable",
+            server.answers,
+            subject.timeout_ms,
+            if_silent=f"shalekv health --addr {server.address}    # its log may say why",
+        ),
     ]
