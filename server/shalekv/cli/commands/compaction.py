@@ -16,6 +16,7 @@ from xml.sax.saxutils import escape
 import click
 from pydantic import ValidationError
 
+from shalekv.cli.console.configuration import plain_message
 from shalekv.cli.console.exit_codes import ExitCode, exit_codes_text
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
 from shalekv.protocol.compaction.l0 import SourceChoice
@@ -204,7 +205,8 @@ def variations(values: Mapping[str, Sequence[str]]) -> Iterator[Variation]:
             try:
                 yield Variation(f"{name}={text}", _changed(setup, name, text))
             except ValidationError as error:
-                raise click.BadParameter(f"{name}={text}: {error.errors()[0]['msg']}") from None
+                problem = plain_message(error.errors()[0])
+                raise click.BadParameter(f"{name}={text}: {problem}") from None
             except ValueError as error:
                 raise click.BadParameter(str(error)) from None
 

@@ -11,7 +11,8 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import (
@@ -35,11 +36,29 @@ from shalekv.errors import InvalidSetting
 from shalekv.settings import AnyConfig, Settings
 from shalekv.settings.retired import retirement
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 CONFIG_VARIABLE = variables.CONFIG_VARIABLE
 
 Nested = dict[str, Any]
 _Key = tuple[str, str]
 SettingsT = TypeVar("SettingsT", bound=Settings)
+_NUMBER, _FLAG = "must be a whole number", "must be true or false"
+# What a value must be, by the kind of the problem that pydantic finds.
+_PLAIN: Mapping[str, str] = MappingProxyType(
+    {
+        "int_parsing": _NUMBER,
+        "int_type": _NUMBER,
+        "int_from_float": _NUMBER,
+        "bool_parsing": _FLAG,
+        "bool_type": _FLAG,
+        "string_type": "must be text",
+        "enum": "must be {expected}",
+        "greater_than_equal": "must be at least {ge}",
+        "less_than_equal": "must be at most {le}",
+    }
+)
 
 
 class _Sources(AnyConfig, BaseSettings):
@@ -179,7 +198,7 @@ def _problems_text(
     lines = []
     for problem in error.errors():
         where = problem["loc"]
-        message = problem["msg"].removeprefix("Value error, ")
+        message = plain_message(problem)
         is_missing = problem["type"] == "missing"
         if len(where) > 1:
             name = str(where[1])
@@ -202,6 +221,14 @@ def _problems_text(
             given = f", not {problem['input']!r}" if is_shown else ""
             lines.append(f"{_given_as(setting, origin)}: {message}{given}")
     return "\n".join(lines)
+
+
+def plain_message(problem: ErrorDetails) -> str:
+    """Say what a value must be, without words of pydantic where they are known."""
+    text = _PLAIN.get(problem["type"])
+    if text is None:
+        return problem["msg"].removeprefix("Value error, ")
+    return text.format(**problem.get("ctx", {}))
 
 
 def _given_as(setting: Setting, origin: str) -> str:
