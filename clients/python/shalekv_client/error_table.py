@@ -107,7 +107,7 @@ _BY_BARE_CODE: Mapping[str, type[ShaleKVError]] = MappingProxyType(
 
 # The field of a change whose kind the server does not know: it finds none that is set.
 _CHANGE = r"changes\[\d+\]|(then|otherwise)\[\d+\]\.change"
-_OLDER = "this server does not know {}: it may be older than this client"
+_OLDER = "this server does not know {}: it may be older than this client, or none of ShaleKV"
 
 
 def error_of(

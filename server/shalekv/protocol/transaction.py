@@ -23,6 +23,7 @@ from shalekv.errors import (
     ShaleError,
 )
 from shalekv.protocol.entry import NEVER_MS, NO_EXPIRY, Entry, KeyRange, Kind, coalesced
+from shalekv.wording import counted
 
 COUNTER_BYTES = 8
 RESULT_FRAME_BYTES = 40  # size of a result in a message, without the value
@@ -405,14 +406,14 @@ class _Draft:
         value, expire_at_ms = self._found(add.key) or (bytes(COUNTER_BYTES), NO_EXPIRY)
         if len(value) != COUNTER_BYTES:
             raise NotACounter(
-                f"the value of {_shown(add.key)} has {len(value)} bytes, and a counter has "
-                f"{COUNTER_BYTES}: nothing was applied"
+                f"nothing was changed: {_shown(add.key)} holds no counter: its value has "
+                f"{counted(len(value), 'byte')}, and a counter has {COUNTER_BYTES}"
             )
         total = int.from_bytes(value, "little", signed=True) + add.delta
         if not _COUNTER_MIN <= total <= _COUNTER_MAX:
             raise CounterOverflow(
-                f"adding {add.delta} to {_shown(add.key)} gives {total}, which is more than a "
-                "counter of 64 bits holds: nothing was applied"
+                f"nothing was changed: adding {add.delta} to {_shown(add.key)} gives {total}, "
+                "which is more than a counter of 64 bits holds"
             )
         new = total.to_bytes(COUNTER_BYTES, "little", signed=True)
         self.changes[add.key] = Change(add.key, Kind.PUT, new, expire_at_ms)
@@ -459,4 +460,8 @@ def _condition_failed(failed: Compare, state: DatabaseState) -> ConditionFailed:
 
 
 def _shown(key: bytes) -> str:
-    return f"key {key[:_SHOWN_BYTES]!r}"
+    shown = key[:_SHOWN_BYTES]
+    try:
+        return f"key {shown.decode()!r}"
+    except UnicodeDecodeError:
+        return f"key {repr(shown)[1:]}"
