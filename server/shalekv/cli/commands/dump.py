@@ -155,5 +155,5 @@ def _reporting_failures(name: str) -> Iterator[None]:
         click.echo(f"Error: {error}", err=True)
         raise SystemExit(ExitCode.USAGE) from None
     except OSError as error:
-        click.echo(f"Error: {name} cannot be written: {error}", err=True)
+        click.echo(f"Error: {name} cannot be written: {error.strerror or error}", err=True)
         raise SystemExit(ExitCode.OUTPUT) from None

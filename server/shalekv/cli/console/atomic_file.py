@@ -91,5 +91,5 @@ def printing_into(path: Path | None) -> Iterator[None]:
             finally:
                 text.detach()  # writes what is buffered
     except OSError as error:
-        click.echo(f"Error: --output cannot be written: {error}", err=True)
+        click.echo(f"Error: --output cannot be written: {error.strerror or error}", err=True)
         raise SystemExit(ExitCode.OUTPUT) from None

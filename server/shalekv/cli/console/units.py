@@ -50,7 +50,7 @@ def duration_ms(text: str) -> int:
         raise ValueError(f"'{text}' is not a duration, such as 500ms, 10s, 5m, 2h or 1d")
     milliseconds = int(found.group(1)) * _MS[found.group(2)]
     if not milliseconds:
-        raise ValueError(f"it must be more than zero, and '{text}' is not")
+        raise ValueError(f"the time must be more than zero, and '{text}' is not")
     return milliseconds
 
 

@@ -153,7 +153,9 @@ async def _on_disk(work: Callable[..., T], *arguments: object) -> T:
     try:
         return await asyncio.to_thread(work, *arguments)
     except OSError as error:
-        raise SpillFailed(f"the rows cannot be kept on the disk: {error}") from error
+        raise SpillFailed(
+            f"the rows cannot be kept on the disk: {error.strerror or error}"
+        ) from error
 
 
 class _BulkSettings(Settings):
@@ -385,7 +387,7 @@ class _Bulk:
         try:
             file = BadRowFile(path, size_bytes=0)
         except OSError as error:
-            raise click.UsageError(f"--bad-rows: {error}") from None
+            raise click.UsageError(f"--bad-rows: {error.filename}: {error.strerror}") from None
         try:
             yield file
         finally:

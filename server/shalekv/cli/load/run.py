@@ -239,7 +239,8 @@ def report_failure(account: Account) -> None:
         click.echo(f"Error: {account.bad_input}", err=True)
     if account.file_error is not None:
         code = ExitCode.OUTPUT
-        click.echo(f"Error: a file cannot be written: {account.file_error}", err=True)
+        reason = account.file_error.strerror or account.file_error
+        click.echo(f"Error: a file cannot be written: {reason}", err=True)
     click.echo(certain(account), err=True)
     raise SystemExit(code)
 
@@ -300,7 +301,7 @@ class LoadRun:
         try:
             return BadRowFile(self.bad_rows_path, size_bytes=state.bad_rows_bytes if state else 0)
         except OSError as error:
-            raise click.UsageError(f"--bad-rows: {error}") from None
+            raise click.UsageError(f"--bad-rows: {error.filename}: {error.strerror}") from None
 
 
 def run_load(plan: LoadRun, target: Target, output_format: Format | None) -> None:
