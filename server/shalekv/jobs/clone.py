@@ -20,6 +20,7 @@ is cloned from its archive, and the clone has its WAL in its object store.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
@@ -173,6 +174,14 @@ class ClonePins:
         for pin in self._pins:
             await Snapshots(pin.store).renew(pin.snapshot.id.hex(), ttl_ms=PIN_TTL_MS)
         self._since_ms = now_ms
+
+    async def release_unneeded(self, manifest: Manifest) -> None:
+        """Remove the pins that the finished clone does not need; they would soon expire."""
+        needed = needed_pins(manifest)
+        for pin in self._pins:
+            if pin.snapshot.id not in needed:
+                with suppress(SnapshotNotFound):
+                    await Snapshots(pin.store).delete(pin.snapshot.id.hex())
 
     async def _pin(self, store: CasStore, snapshot_ref: str) -> Snapshot:
         try:
@@ -329,6 +338,7 @@ class CloneJob:
         else:
             manifest = await self._replace(lost, manifest, began_ms)
         await check_pins(self._cas, manifest)
+        await own_pins.release_unneeded(manifest)
         log.info("cloned", url=self._cas.url, parent=self._parent.url)
         cloned = _cloned(manifest, merged.own_ids, merged.wal_objects)
         return replace(cloned, is_of_archive=not shared.is_log_in_store)

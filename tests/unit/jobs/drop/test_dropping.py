@@ -63,6 +63,17 @@ async def test_a_dropped_clone_leaves_nothing() -> None:
     assert await parent.damage() == []
 
 
+async def test_a_clone_that_shares_nothing_keeps_nothing() -> None:
+    """It pins its parent only while it is made, so that the parent can be dropped at once."""
+    parent, clone = Place("parent"), Place("clone")
+    await parent.put(b"key")
+    await parent.clone_to(clone)
+    assert await parent.pins() == []
+    expected = await parent.rows()
+    await drop(parent)
+    assert await clone.rows() == expected
+
+
 async def test_what_uses_a_database_is_told_and_nothing_deleted() -> None:
     """Clones, processes and jobs prevent it, by name, unless it is forced."""
     parent, clone = await everything(), Place("clone")
