@@ -21,7 +21,7 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
 from shalekv_wire.client import ChannelOptions, WireChannel
-from shalekv_wire.client_connection import StreamClientCall
+from shalekv_wire.client_calls import StreamClientCall
 from shalekv_wire.status import CallFailed, StatusCode
 from tests.fuzz.budget import attempts, budgets, replayable
 from tests.wire.core import LATE, STREAM, UNARY, Core, client_connection, run

@@ -19,7 +19,7 @@ import pytest
 
 from shalekv_wire import frames
 from shalekv_wire.client import ChannelOptions, WireChannel
-from shalekv_wire.client_connection import StreamClientCall
+from shalekv_wire.client_calls import StreamClientCall
 from shalekv_wire.status import CallFailed
 from shalekv_wire.stream import Limits
 from tests.fuzz.budget import attempts, budgets, replayable

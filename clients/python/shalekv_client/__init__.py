@@ -90,17 +90,11 @@ if TYPE_CHECKING:
         WatchTooSlow,
         WrongDatabase,
     )
-    from shalekv_client.policies import (
-        Consistency,
-        Durability,
-        ReadLevel,
-        ReadPolicy,
-        Role,
-        TlsOptions,
-        Wire,
-    )
+    from shalekv_client.policies import Consistency, Durability, ReadLevel, ReadPolicy, Role, Wire
     from shalekv_client.results import Commit, Count, Entry, KeyInfo, TxnResult, Value, View
-    from shalekv_client.retry import IdempotencyKeys, RetryPolicy
+    from shalekv_client.routing.idempotency import IdempotencyKeys
+    from shalekv_client.routing.retry import RetryPolicy
+    from shalekv_client.routing.security import TlsOptions
     from shalekv_client.routing.tokens import InvalidToken, SessionToken
     from shalekv_client.scan import Scan
     from shalekv_client.session import Session
@@ -353,20 +347,18 @@ _NAMES = {
         "WatchTooSlow",
         "WrongDatabase",
     ),
+    "routing.idempotency": ("IdempotencyKeys",),
     "policies": (
         "Consistency",
         "Durability",
         "ReadLevel",
         "ReadPolicy",
         "Role",
-        "TlsOptions",
         "Wire",
     ),
     "results": ("Commit", "Count", "Entry", "KeyInfo", "TxnResult", "Value", "View"),
-    "retry": (
-        "IdempotencyKeys",
-        "RetryPolicy",
-    ),
+    "routing.retry": ("RetryPolicy",),
+    "routing.security": ("TlsOptions",),
     "routing.tokens": (
         "InvalidToken",
         "SessionToken",

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, TypeVar
 from google.protobuf.message import Message
 
 from shalekv_client import operations
-from shalekv_client.error_table import too_large
 from shalekv_client.operations import At, Method, Operation
 from shalekv_client.policies import Destination, Durability, ReadLevel
 from shalekv_client.results import Commit, Count, KeyInfo, TxnResult, Value
-from shalekv_client.routing.fleet import Fleet
 
 if TYPE_CHECKING:
     from shalekv.v1 import manifest_pb2
     from shalekv_client.admin import AccessPolicy, CallerAccess, Ingested, Snapshot
     from shalekv_client.changes import Change, Compare, Condition, TxnOperation
+    from shalekv_client.routing.fleet import Fleet
 
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
@@ -468,6 +467,8 @@ class AdminCalls:
         request = admin.INGEST.request(load_id=load_id, ssts=ssts)
         size_bytes = request.ByteSize()
         if size_bytes > self._message_bytes_max:
+            from shalekv_client.error_table import too_large
+
             raise too_large(self.address, "IngestSst", size_bytes, self._message_bytes_max)
         if timeout_ms is None:
             timeout_ms = self._timeout_ms + PER_FILE_MS * len(request.ssts)

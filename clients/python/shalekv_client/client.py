@@ -16,33 +16,27 @@ from shalekv_client.closing import AsyncCloseable
 from shalekv_client.error_table import too_large
 from shalekv_client.operations import COUNT, At, Operation, attempt, destination_of, read_header
 from shalekv_client.policies import (
+    MESSAGE_BYTES_MAX,
     UNANSWERED_BYTES_MAX,
     Consistency,
     Destination,
     ReadLevel,
     ReadPolicy,
-    Routing,
-    TlsOptions,
     Wire,
 )
-from shalekv_client.retry import (
+from shalekv_client.routing.addresses import checked_addresses, chosen_wire
+from shalekv_client.routing.fleet import Fleet, Routing, ask_status
+from shalekv_client.routing.idempotency import IdempotencyKeys
+from shalekv_client.routing.retry import (
     READ,
     READ_AT_WRITER,
     REPEATABLE_WRITE,
     WRITE,
     CallTarget,
-    IdempotencyKeys,
     RetryPolicy,
 )
-from shalekv_client.routing.fleet import Fleet, ask_status
-from shalekv_client.routing.security import Security
-from shalekv_client.routing.servers import (
-    MESSAGE_BYTES_MAX,
-    ConnectionOptions,
-    Server,
-    checked_addresses,
-    chosen_wire,
-)
+from shalekv_client.routing.security import Security, TlsOptions
+from shalekv_client.routing.servers import ConnectionOptions, Server
 from shalekv_client.routing.tokens import SessionToken
 
 if TYPE_CHECKING:  # each is imported by the method that uses it
@@ -50,6 +44,7 @@ if TYPE_CHECKING:  # each is imported by the method that uses it
 
     from shalekv.v1 import admin_pb2
     from shalekv_client.admin import Stats
+    from shalekv_client.errors import ShaleKVError
     from shalekv_client.routing.access_token import TokenFunction
     from shalekv_client.scan import Scan
     from shalekv_client.session import Session
@@ -335,6 +330,28 @@ class Client(DataCalls, AdminCalls, AsyncCloseable):
             return server.send(operation, left_ms)
 
         return await self.fleet.run(send, _target_of(operation), self._time_ms(timeout_ms))
+
+    async def resume(
+        self,
+        operation: Operation[ResultT],
+        timeout_ms: float,
+        *,
+        failed: ShaleKVError | None = None,
+    ) -> ResultT:
+        """Send an operation whose first attempt, made for this client, has `failed`.
+
+        The attempts after it are those of any call. None: there was no attempt yet.
+        """
+        if failed is None:
+            return await self._call(operation, int(timeout_ms))
+        failures = [failed]
+
+        def send(server: Server, left_ms: float) -> Awaitable[ResultT]:
+            if failures:
+                raise failures.pop()
+            return server.send(operation, left_ms)
+
+        return await self.fleet.run(send, _target_of(operation), timeout_ms)
 
     def _first(self) -> CallTarget:
         endpoint = self.fleet.endpoints.get(self.address)

@@ -3,7 +3,7 @@
 A message costs far more than an operation. Operations that are submitted in the same turn of the
 event loop, or while an earlier message is being written, go into one message. The first operation
 opens the session, and it is opened again after a failure. Operations that a failed session had not
-answered fail; `shalekv_client.retry` decides whether they are repeated.
+answered fail; `shalekv_client.routing.retry` decides whether they are repeated.
 
 After `STREAM_AGE_S` the next operation opens a new stream, and the old one ends when it has
 answered. So the client leaves connections before the server closes them for their age, and an idle

@@ -9,14 +9,12 @@ cost most of the time of the operation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.error_table import error_of, not_an_answer
 from shalekv_client.errors import Unimplemented
 from shalekv_client.policies import Destination, Durability, ReadLevel
 from shalekv_client.results import (
@@ -32,7 +30,7 @@ from shalekv_client.results import (
     txn_result_of,
     value_of,
 )
-from shalekv_wire.calls import Channel
+from shalekv_wire.calls import Channel, UnaryChannel
 from shalekv_wire.status import CallFailed
 
 if TYPE_CHECKING:  # loaded by what uses it: a get does not
@@ -55,8 +53,7 @@ At: TypeAlias = (
 )  # the snapshot at which a read is made; None: the newest state
 
 
-@dataclass(frozen=True, slots=True)
-class Method(Generic[RequestT, ReplyT]):
+class Method(NamedTuple, Generic[RequestT, ReplyT]):
     """A method with one request and one reply."""
 
     path: str  # of its calls
@@ -73,8 +70,7 @@ KV, ADMIN = "shalekv.v1.KV", "shalekv.v1.Admin"
 SESSION = f"/{KV}/Session"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """One of the operations; sessions have all of them but counts."""
 
     name: str  # of its field in `SessionOperation` and `SessionResult`
@@ -454,7 +450,7 @@ class SessionAbsent(Unimplemented):
 class UnaryCalls:
     """Sends each operation in a unary call."""
 
-    def __init__(self, channel: Channel, *, note: Note = note_nothing) -> None:
+    def __init__(self, channel: UnaryChannel, *, note: Note = note_nothing) -> None:
         """Send calls to the server of `channel`."""
         self._channel = channel
         self._note = note
@@ -466,6 +462,8 @@ class UnaryCalls:
         try:
             return operation.decode(reply)
         except ValueError:
+            from shalekv_client.error_table import not_an_answer
+
             raise not_an_answer(self._channel.address, str(operation.kind)) from None
 
 
@@ -477,13 +475,17 @@ async def attempt(
 
 
 async def _attempt(
-    channel: Channel, method: Method[RequestT, ReplyT], data: bytes, timeout_ms: float
+    channel: UnaryChannel, method: Method[RequestT, ReplyT], data: bytes, timeout_ms: float
 ) -> ReplyT:
     try:
         reply = await channel.unary(method.path, data, timeout_s=timeout_ms / 1000.0)
     except CallFailed as error:
+        from shalekv_client.error_table import error_of
+
         raise error_of(channel.address, error, timeout_ms=timeout_ms, method=method.name) from error
     try:
         return method.reply.FromString(reply)
     except DecodeError:
+        from shalekv_client.error_table import not_an_answer
+
         raise not_an_answer(channel.address, method.name) from None

@@ -7,11 +7,6 @@ new the state of a read must be, and when a write is acknowledged.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class ReadPolicy(enum.StrEnum):
@@ -36,21 +31,7 @@ class Wire(enum.StrEnum):
     GRPCIO = "grpcio"  # Google's, the fallback: it needs many times the CPU
 
 
-@dataclass(frozen=True, slots=True)
-class TlsOptions:
-    """PEM files of a client. They are read again when they change, and count for new connections.
-
-    By `ca` servers are verified; without it, by the authorities of the system. `certificate` and
-    `key` show to servers who the client is: both or neither. `server_name` is the name that the
-    certificate of a server must have, if not the host of its address.
-    """
-
-    ca: str | Path = ""
-    certificate: str | Path = ""
-    key: str | Path = ""
-    server_name: str = ""
-
-
+MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # the server's default
 UNANSWERED_BYTES_MAX = 8 * 1024 * 1024  # of one session; the server's default
 
 
@@ -59,25 +40,6 @@ class Destination(enum.Enum):
 
     WRITER = "writer"  # the writer alone
     BY_POLICY = "by policy"  # any server: the policy of the client decides
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """The division of calls between the servers of a client."""
-
-    reads: ReadPolicy = ReadPolicy.ANY
-    hedge_ms: int | None = None  # after so long a read is sent to a second server; None: never
-    replica_wait_ms: int = 1_000  # the timeout of a read at a reader; then another is asked
-    # The timeout of a repeatable call to the writer, after which its role is checked; it is doubled
-    # with each attempt.
-    writer_silence_ms: int = 2_000
-
-    def __post_init__(self) -> None:
-        """Check the times. Raises ValueError unless they are positive."""
-        for name in ("hedge_ms", "replica_wait_ms", "writer_silence_ms"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, not {value}")
 
 
 class ReadLevel(enum.Enum):

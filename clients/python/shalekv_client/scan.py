@@ -27,9 +27,9 @@ from shalekv_client.errors import ErrorDetails, PageExpired, ShaleKVError, Unaut
 from shalekv_client.operations import KV, destination_of
 from shalekv_client.policies import Destination, ReadLevel
 from shalekv_client.results import Entry, View, entries_of, view_of
-from shalekv_client.retry import CallTarget, NextAttempt, next_attempt
 from shalekv_client.routing.endpoints import Endpoint
 from shalekv_client.routing.fleet import Fleet
+from shalekv_client.routing.retry import CallTarget, NextAttempt, next_attempt
 from shalekv_client.routing.servers import Server
 from shalekv_wire.calls import ClientStream
 from shalekv_wire.status import CallFailed

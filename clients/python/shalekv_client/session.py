@@ -26,8 +26,8 @@ from shalekv_client.errors import (
 )
 from shalekv_client.operations import Note, Operation
 from shalekv_client.policies import Destination
-from shalekv_client.retry import RetryPolicy, may_repeat
 from shalekv_client.routing.fleet import Fleet
+from shalekv_client.routing.retry import RetryPolicy, may_repeat
 from shalekv_client.routing.servers import Server
 from shalekv_client.stream import (
     MESSAGE_BYTES_MAX,

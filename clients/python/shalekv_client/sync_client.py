@@ -22,17 +22,18 @@ from shalekv_client.closing import Closeable, client_closed
 from shalekv_client.errors import ClientClosed, ShaleKVError
 from shalekv_client.operations import At, Operation
 from shalekv_client.policies import (
+    MESSAGE_BYTES_MAX,
     UNANSWERED_BYTES_MAX,
     Consistency,
     ReadLevel,
     ReadPolicy,
-    TlsOptions,
     Wire,
 )
 from shalekv_client.results import Entry, View
-from shalekv_client.retry import RetryPolicy
 from shalekv_client.routing.access_token import TokenFunction
-from shalekv_client.routing.servers import MESSAGE_BYTES_MAX, checked_addresses
+from shalekv_client.routing.addresses import checked_addresses
+from shalekv_client.routing.retry import RetryPolicy
+from shalekv_client.routing.security import TlsOptions
 from shalekv_client.routing.tokens import SessionToken
 from shalekv_client.scan import Scan
 from shalekv_client.session import Session

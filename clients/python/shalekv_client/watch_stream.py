@@ -34,8 +34,8 @@ from shalekv_client.errors import (
 )
 from shalekv_client.operations import KV
 from shalekv_client.policies import Destination
-from shalekv_client.retry import RetryPolicy, may_repeat
 from shalekv_client.routing.fleet import Fleet
+from shalekv_client.routing.retry import RetryPolicy, may_repeat
 from shalekv_client.routing.servers import Server
 from shalekv_client.watch import (
     BUFFERED_BYTES_MAX,

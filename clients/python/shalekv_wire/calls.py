@@ -45,21 +45,29 @@ class ClientStream(Protocol):
         ...
 
 
-class Channel(Protocol):
-    """The connection to one address. It connects at its first call, and again when it is lost."""
+class UnaryChannel(Protocol):
+    """The part of a `Channel` that makes calls with one request and one reply."""
 
     @property
     def address(self) -> str:
         """The address of the server, HOST:PORT."""
         ...
 
-    def unary(
-        self, path: str, request: bytes, *, timeout_s: float | None = None, metadata: Metadata = ()
-    ) -> Awaitable[bytes]:
+    def unary(self, path: str, request: bytes, *, timeout_s: float) -> Awaitable[bytes]:
         """Make a call with one request and one reply, which is returned. Raises `CallFailed`.
 
         `path` is `/SERVICE/METHOD`. Cancelling what waits for the reply cancels the call.
         """
+        ...
+
+
+class Channel(UnaryChannel, Protocol):
+    """The connection to one address. It connects at its first call, and again when it is lost."""
+
+    def unary(
+        self, path: str, request: bytes, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> Awaitable[bytes]:
+        """Make a call as `UnaryChannel`, with metadata, and with no deadline by default."""
         ...
 
     def stream(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shalekv_wire.client_connection import (
-    ClientCall,
-    ClientConnection,
-    StreamClientCall,
-    UnaryClientCall,
+from shalekv_wire.client_calls import StreamClientCall, UnaryClientCall
+from shalekv_wire.client_connection import USER_AGENT, ClientCall, ClientConnection
+from shalekv_wire.connecting import (
+    UNIX_PREFIX,
+    authority_of,
+    host_and_port,
+    lost,
+    not_connected,
+    reason_of,
 )
 from shalekv_wire.deadlines import Deadlines
 from shalekv_wire.fields import Fields
@@ -27,12 +29,10 @@ from shalekv_wire.stream import Limits, ReceivedBytes
 if TYPE_CHECKING:  # imported by channels that use TLS
     from shalekv_wire.tls import TlsContexts
 
-UNIX_PREFIX = "unix:"
 WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wait
 BACKOFF_FACTOR = 1.6
 BACKOFF_JITTER = 0.2
 CHECK_INTERVAL_S = 1.0  # between two looks at a connection with calls
-LOST = "the connection was lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ChannelOptions:
     """Limits and time-outs of a channel."""
 
     limits: Limits = field(default_factory=Limits)
-    user_agent: str = "shalekv-wire/1"
+    user_agent: str = USER_AGENT
     connect_timeout_s: float = 20.0  # for a connection whose server speaks HTTP/2
     # After a failed attempt to connect, calls fail at once for this time, which grows up to the
     # second number.
@@ -215,7 +215,7 @@ class WireChannel:
             async with asyncio.timeout(self.options.connect_timeout_s):
                 transport = await self._open_transport()
         except Exception as error:  # noqa: BLE001 - calls would wait for ever
-            reason = _reason_of(error) or f"no answer within {self.options.connect_timeout_s:g} s"
+            reason = reason_of(error) or f"no answer within {self.options.connect_timeout_s:g} s"
             self._backoff.note_failure(reason)
         else:
             self._current = transport
@@ -237,9 +237,9 @@ class WireChannel:
                 path = self.address.removeprefix(UNIX_PREFIX)
                 await self.loop.create_unix_connection(lambda: transport, path)
             else:
-                host, _, port = self.address.rpartition(":")
-                protocol = self._secured(transport, host.strip("[]"))
-                await self.loop.create_connection(lambda: protocol, host.strip("[]"), int(port))
+                host, port = host_and_port(self.address)
+                protocol = self._secured(transport, host)
+                await self.loop.create_connection(lambda: protocol, host, port)
             self._transports.add(transport)
             transport.connection.set_fields(self._fields)  # which may have changed meanwhile
             await transport.ready
@@ -290,19 +290,7 @@ class _Backoff:
 
     def failure(self) -> CallFailed:
         """Return the error of calls."""
-        text = f"no connection to the server: {self._reason}"
-        return CallFailed(StatusCode.UNAVAILABLE, text, is_unsent=True)
-
-
-def _reason_of(error: Exception) -> str:
-    """Return why there is no connection; the system's words, which do not repeat the address."""
-    if isinstance(error, CallFailed):
-        return error.message
-    if not isinstance(error, OSError):
-        return f"the address cannot be used: {error}"
-    if error.errno and not isinstance(error, socket.gaierror):
-        return os.strerror(error.errno)
-    return error.strerror or str(error)
+        return not_connected(self._reason)
 
 
 class _ClientTransport(asyncio.Protocol):
@@ -334,7 +322,7 @@ class _ClientTransport(asyncio.Protocol):
         is_path = channel.address.startswith(UNIX_PREFIX)
         self.connection = ClientConnection(
             self._sender,
-            authority="localhost" if is_path else channel.address,
+            authority=authority_of(channel.address),
             user_agent=options.user_agent,
             limits=options.limits,
             received=channel.received,
@@ -396,7 +384,7 @@ class _ClientTransport(asyncio.Protocol):
         why = self.connection.fault or exc or "the server has closed it"
         if not self.ready.done():
             self.ready.set_exception(CallFailed(StatusCode.UNAVAILABLE, str(why)))
-        self.close(StatusCode.UNAVAILABLE, f"{LOST}: {why}")
+        self.close(StatusCode.UNAVAILABLE, lost(why))
 
     # --- the rest
 
@@ -415,7 +403,7 @@ class _ClientTransport(asyncio.Protocol):
             self._heard_s, self._pinged_s = now_s, None
         elif self._pinged_s is not None:
             if now_s - self._pinged_s > options.keepalive_timeout_s:
-                self.close(StatusCode.UNAVAILABLE, f"{LOST}: the server is silent")
+                self.close(StatusCode.UNAVAILABLE, lost("the server is silent"))
                 return
         elif now_s - self._heard_s > options.keepalive_s:
             self._pinged_s = now_s

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
 from shalekv_wire import frames
 from shalekv_wire.connection import CONNECTION_WINDOW, Connection
-from shalekv_wire.deadlines import Deadlines
 from shalekv_wire.fields import ENTRY_OVERHEAD_BYTES, Fields
 from shalekv_wire.frames import DEFAULT_WINDOW, PREFACE, WINDOW_MAX, ConnectionFault, ErrorCode
 from shalekv_wire.headers import (
@@ -28,8 +25,10 @@ from shalekv_wire.headers import (
 )
 from shalekv_wire.sending import Sender
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
-from shalekv_wire.stream import STREAM_WINDOW, Limits, ReceivedBytes, Stream, wake
+from shalekv_wire.stream import STREAM_WINDOW, Limits, ReceivedBytes, Stream
 
+USER_AGENT = "shalekv-wire/1"
+NO_REPLY = "OK without a reply"
 _POST = b"\x83"  # the field `:method: POST`
 _SCHEMES: Mapping[bytes, bytes] = MappingProxyType({b"http": b"\x86", b"https": b"\x87"})
 TIMEOUT_FIELD_BYTES = len(b"grpc-timeout99999999S") + ENTRY_OVERHEAD_BYTES  # at most
@@ -57,10 +56,25 @@ _STATUS_OF_RESET: Mapping[ErrorCode, StatusCode] = MappingProxyType(
 )
 
 
+class DeadlineWatch(Protocol):
+    """What expires calls at their deadlines."""
+
+    def add(self, call: ClientCall) -> None:
+        """Expire `call` at its deadline."""
+        ...
+
+    def discard(self, call: ClientCall) -> None:
+        """Undo `add`, if it was called."""
+        ...
+
+
 class Opener(Protocol):
     """The channel of a call."""
 
-    deadlines: Deadlines[ClientCall]
+    @property
+    def deadlines(self) -> DeadlineWatch:
+        """What ends its calls in time."""
+        ...
 
     def forget(self, call: ClientCall) -> None:
         """Forget a call that has no stream yet."""
@@ -215,26 +229,10 @@ class ClientCall(Stream):
             self.connection.remove(self)
 
 
-class ReplyFuture(asyncio.Future[bytes]):
-    """The reply of a unary call; cancelling it cancels the call."""
-
-    def __init__(self, call: UnaryClientCall) -> None:
-        """Wait for the reply to `call`."""
-        super().__init__(loop=asyncio.get_running_loop())
-        self.call: UnaryClientCall | None = call  # None: it is over
-
-    def cancel(self, msg: object = None) -> bool:
-        """Cancel the future, and with it the call."""
-        is_cancelled = super().cancel(msg)
-        if is_cancelled and self.call is not None:
-            self.call.cancel()
-        return is_cancelled
-
-
-class UnaryClientCall(ClientCall):
+class UnaryCall(ClientCall):
     """A call with one request and one reply."""
 
-    __slots__ = ("_reply", "_request", "future")
+    __slots__ = ("_reply", "_request")
 
     def __init__(
         self,
@@ -245,11 +243,10 @@ class UnaryClientCall(ClientCall):
         metadata: Metadata,
         deadline_s: float | None,
     ) -> None:
-        """Begin a call; `future` gets the reply."""
+        """Begin a call."""
         super().__init__(channel, path, metadata, deadline_s)
         self._request = request
         self._reply: bytes | None = None
-        self.future = ReplyFuture(self)
 
     def on_opened(self) -> None:
         """Send the request."""
@@ -261,108 +258,6 @@ class UnaryClientCall(ClientCall):
             text = "more than one reply to a unary call"
             self._abandon(CallFailed(StatusCode.INTERNAL, text))
         self._reply = message
-
-    def on_done(self) -> None:
-        """Give the reply or the failure to the caller."""
-        self.future.call = None  # no cycle of references keeps request and reply
-        if self.future.done():
-            return
-        if self.failure is not None:
-            self.future.set_exception(self.failure)
-            if self.failure.code is StatusCode.CANCELLED:
-                self.future.exception()  # as a cancelled future, it need not be awaited
-        elif self._reply is None:
-            self.future.set_exception(CallFailed(StatusCode.INTERNAL, "OK without a reply"))
-        else:
-            self.future.set_result(self._reply)
-
-
-class StreamClientCall(ClientCall):
-    """A call whose messages are written and read one by one: `ClientStream`."""
-
-    __slots__ = ("_messages", "_opened", "_reader", "_writer")
-
-    def __init__(
-        self, channel: Opener, path: str, *, metadata: Metadata, deadline_s: float | None
-    ) -> None:
-        """Begin a call."""
-        super().__init__(channel, path, metadata, deadline_s)
-        self._messages: deque[bytes] = deque()  # that were not read
-        self._opened: asyncio.Future[None] | None = None
-        self._reader: asyncio.Future[None] | None = None
-        self._writer: asyncio.Future[None] | None = None
-
-    async def wait_open(self) -> None:
-        """Wait until there is a stream for the call. Raises `CallFailed`."""
-        while not self.id and not self.is_done:
-            self._opened = self._opened or asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._opened)
-        self._check()
-
-    async def write(self, message: bytes) -> None:
-        """Send a message; returns when flow control has taken it. Raises `CallFailed`."""
-        await self.wait_open()
-        self.connection.sender.message(self, message)
-        if self.unsent is not None:
-            self._writer = asyncio.get_running_loop().create_future()
-            await self._writer
-            self._check()
-
-    async def done_writing(self) -> None:
-        """Tell the server that no more messages follow. Raises `CallFailed`."""
-        await self.wait_open()
-        if not self.is_local_done and self.ending is None:
-            self.connection.sender.end_data(self)
-
-    async def read(self) -> bytes | None:
-        """Return the next message; None when the call has ended with OK. Raises `CallFailed`."""
-        while not self._messages:
-            if self.is_done:
-                if self.failure is not None:
-                    raise self.failure
-                return None
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        message = self._messages.popleft()
-        if not self._messages:
-            self.acknowledge()
-        return message
-
-    def cancel(self) -> None:
-        """End the call, unless it is over; messages that were not read are dropped."""
-        self._messages.clear()
-        super().cancel()
-
-    def _check(self) -> None:
-        if self.is_done:
-            text = "the call is over"
-            raise self.failure or CallFailed(StatusCode.CANCELLED, text)
-
-    @property
-    def wants_messages(self) -> bool:
-        """Return whether no message waits to be read."""
-        return not self._messages
-
-    def on_opened(self) -> None:
-        """Let the writer begin."""
-        wake(self._opened)
-
-    def on_message(self, message: bytes) -> None:
-        """Keep the message until it is read."""
-        if self.is_done:
-            return
-        self._messages.append(message)
-        wake(self._reader)
-
-    def on_sent(self) -> None:
-        """Let the writer go on."""
-        wake(self._writer)
-
-    def on_done(self) -> None:
-        """Wake whoever waits."""
-        wake(self._opened)
-        wake(self._reader)
-        wake(self._writer)
 
 
 class ClientConnection(Connection[ClientCall]):

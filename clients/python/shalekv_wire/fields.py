@@ -9,10 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from hpack.exceptions import HPACKError
-from hpack.huffman_table import decode_huffman
-from hpack.table import HeaderTable
-
 from shalekv_wire.frames import DEFAULT_TABLE_BYTES, ConnectionFault, ErrorCode
 
 Field: TypeAlias = tuple[bytes, bytes]
@@ -22,8 +18,71 @@ ENTRY_OVERHEAD_BYTES = 32  # of an entry of the dynamic table, and of a field in
 STRINGS_MAX = 1_024  # in Huffman code that are kept, for all connections
 STRING_BYTES_MAX = 64  # longer ones are not kept
 
-_STATIC: tuple[Field, ...] = HeaderTable.STATIC_TABLE
-_STATIC_COUNT = len(_STATIC)
+# RFC 7541, appendix A. The `hpack` package has it, too, but is slow to import.
+STATIC: tuple[Field, ...] = (
+    (b":authority", b""),
+    (b":method", b"GET"),
+    (b":method", b"POST"),
+    (b":path", b"/"),
+    (b":path", b"/index.html"),
+    (b":scheme", b"http"),
+    (b":scheme", b"https"),
+    (b":status", b"200"),
+    (b":status", b"204"),
+    (b":status", b"206"),
+    (b":status", b"304"),
+    (b":status", b"400"),
+    (b":status", b"404"),
+    (b":status", b"500"),
+    (b"accept-charset", b""),
+    (b"accept-encoding", b"gzip, deflate"),
+    (b"accept-language", b""),
+    (b"accept-ranges", b""),
+    (b"accept", b""),
+    (b"access-control-allow-origin", b""),
+    (b"age", b""),
+    (b"allow", b""),
+    (b"authorization", b""),
+    (b"cache-control", b""),
+    (b"content-disposition", b""),
+    (b"content-encoding", b""),
+    (b"content-language", b""),
+    (b"content-length", b""),
+    (b"content-location", b""),
+    (b"content-range", b""),
+    (b"content-type", b""),
+    (b"cookie", b""),
+    (b"date", b""),
+    (b"etag", b""),
+    (b"expect", b""),
+    (b"expires", b""),
+    (b"from", b""),
+    (b"host", b""),
+    (b"if-match", b""),
+    (b"if-modified-since", b""),
+    (b"if-none-match", b""),
+    (b"if-range", b""),
+    (b"if-unmodified-since", b""),
+    (b"last-modified", b""),
+    (b"link", b""),
+    (b"location", b""),
+    (b"max-forwards", b""),
+    (b"proxy-authenticate", b""),
+    (b"proxy-authorization", b""),
+    (b"range", b""),
+    (b"referer", b""),
+    (b"refresh", b""),
+    (b"retry-after", b""),
+    (b"server", b""),
+    (b"set-cookie", b""),
+    (b"strict-transport-security", b""),
+    (b"transfer-encoding", b""),
+    (b"user-agent", b""),
+    (b"vary", b""),
+    (b"via", b""),
+    (b"www-authenticate", b""),
+)
+_STATIC_COUNT = len(STATIC)
 _INTEGER_BITS_MAX = 28
 _strings: dict[bytes, bytes] = {}
 
@@ -48,7 +107,7 @@ class FieldDecoder:
         """
         try:
             return self._decode(block)
-        except (IndexError, HPACKError):
+        except IndexError:
             text = "the header block is cut off, or refers to what is not there"
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, text) from None
 
@@ -80,7 +139,7 @@ class FieldDecoder:
             return self._entries[index - _STATIC_COUNT - 1]
         if index == 0:
             raise IndexError
-        return _STATIC[index - 1]
+        return STATIC[index - 1]
 
     def _literal(self, block: bytes, at: int, mask: int) -> tuple[Field, int]:
         index, at = _integer(block, at, mask)
@@ -144,9 +203,19 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     known = _strings.get(data)
     if known is not None:
         return known, end
-    decoded = bytes(decode_huffman(data))
+    decoded = _huffman_decoded(data)
     if size <= STRING_BYTES_MAX:
         if len(_strings) >= STRINGS_MAX:
             _strings.clear()
         _strings[data] = decoded
     return decoded, end
+
+
+def _huffman_decoded(data: bytes) -> bytes:
+    from hpack.exceptions import HPACKError
+    from hpack.huffman_table import decode_huffman
+
+    try:
+        return bytes(decode_huffman(data))
+    except HPACKError:
+        raise IndexError from None

@@ -12,7 +12,6 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from shalekv_wire.frames import (
@@ -69,12 +68,15 @@ class Sending(Protocol):
         ...
 
 
-@dataclass(slots=True)
 class TotalUnsent:
     """Bytes of messages that wait for their receivers, of all connections of a process."""
 
-    bytes_max: int
-    held: int = 0
+    __slots__ = ("bytes_max", "held")
+
+    def __init__(self, bytes_max: int) -> None:
+        """`bytes_max` is the limit beyond which it `is_full`."""
+        self.bytes_max = bytes_max
+        self.held = 0
 
     @property
     def is_full(self) -> bool:
@@ -82,13 +84,16 @@ class TotalUnsent:
         return self.held > self.bytes_max
 
 
-@dataclass(slots=True)
 class Unsent:
     """Bytes of messages of one connection that wait, and that have waited and were sent."""
 
-    total: TotalUnsent
-    held: int = 0
-    sent: int = 0
+    __slots__ = ("held", "sent", "total")
+
+    def __init__(self, total: TotalUnsent) -> None:
+        """`total` is that of all connections."""
+        self.total = total
+        self.held = 0
+        self.sent = 0
 
     def count(self, more_bytes: int) -> None:
         """Count bytes that wait from now on or, if negative, no more."""

@@ -6,19 +6,21 @@ say what to do with a message, an end, and a reset.
 
 from __future__ import annotations
 
-import asyncio
 import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shalekv_wire import frames
 from shalekv_wire.frames import ConnectionFault, ErrorCode
 from shalekv_wire.sending import PREFIX_BYTES, Sender
 from shalekv_wire.status import StatusCode
+
+if TYPE_CHECKING:  # slow to import, and not needed by a client without an event loop
+    import asyncio
 
 MIB = 1024 * 1024
 # Frames that cost the peer nothing: so many at once, and so many more a second. Clients whose calls
@@ -50,11 +52,14 @@ class Limits:
     unsent_bytes_max: int = 256 * MIB
 
 
-@dataclass(slots=True)
 class ReceivedBytes:
     """Bytes of incomplete and unread messages, of all connections of a process."""
 
-    held: int = 0
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.held = 0
 
 
 class Allowance:

@@ -18,7 +18,8 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from shalekv.cli.commands.shell import run_lines
-from shalekv.cli.console.connection import FAIL_FAST, Target
+from shalekv.cli.console.connection import Target
+from shalekv.cli.console.failures import FAIL_FAST
 from shalekv.cli.shell.language import LanguageError, quoted, split
 from shalekv.cli.shell.prompt import HISTORY_LINES_MAX, LineHistory, VerbCompleter, converse
 from shalekv.cli.shell.verbs import ALIASES, KINDRED, VERBS, Shell, verb_of

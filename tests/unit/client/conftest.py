@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from shalekv_client import Client, Wire
-from shalekv_client.routing.servers import WIRE_VARIABLE
+from shalekv_client.routing.addresses import WIRE_VARIABLE
 from tests.kit.serving.dict_server import DictServer
 
 # What depends on how a transport ends calls, or reports them.

@@ -9,7 +9,8 @@ import pytest
 from shalekv_client import errors
 from shalekv_client.errors import ErrorDetails, ShaleKVError
 from shalekv_client.policies import Destination
-from shalekv_client.retry import (
+from shalekv_client.routing.endpoints import Endpoint
+from shalekv_client.routing.retry import (
     READ,
     REPEATABLE_WRITE,
     WRITE,
@@ -20,7 +21,6 @@ from shalekv_client.retry import (
     attempt_ms,
     next_attempt,
 )
-from shalekv_client.routing.endpoints import Endpoint
 
 POLICY = RetryPolicy(attempts_max=3, backoff_initial_ms=100)
 HERE = Endpoint("here:1", is_listed=True)

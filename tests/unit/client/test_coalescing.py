@@ -36,8 +36,8 @@ from shalekv_client import (
 )
 from shalekv_client.coalescer import Coalescer
 from shalekv_client.operations import SESSION
-from shalekv_client.policies import UNANSWERED_BYTES_MAX
-from shalekv_client.routing.servers import MESSAGE_BYTES_MAX, ConnectionOptions, open_channel
+from shalekv_client.policies import MESSAGE_BYTES_MAX, UNANSWERED_BYTES_MAX
+from shalekv_client.routing.servers import ConnectionOptions, open_channel
 from shalekv_client.stream import Outbox
 from tests.kit.serving.dict_server import DictServer, ServerState, bare, received, refusing, silent
 

@@ -22,7 +22,7 @@ from shalekv_client import (
     WrongDatabase,
 )
 from shalekv_client import Stopping as ClientStopping
-from shalekv_client.policies import Routing
+from shalekv_client.routing.fleet import Routing
 from tests.kit.constants import set_constants
 from tests.kit.serving.dict_server import losing, received, refusing, silent
 from tests.kit.timeouts import scaled_timeout_s

@@ -20,12 +20,9 @@ from shalekv_client.errors import (
     WalCollected,
     WatchTooSlow,
 )
-from shalekv_client.routing.servers import (
-    MESSAGE_BYTES_MAX,
-    ConnectionOptions,
-    chosen_wire,
-    open_channel,
-)
+from shalekv_client.policies import MESSAGE_BYTES_MAX
+from shalekv_client.routing.addresses import chosen_wire
+from shalekv_client.routing.servers import ConnectionOptions, open_channel
 from shalekv_client.watch import ChangeKind, Watch, WatchCommit, WatchProgress
 from shalekv_client.watch_stream import WATCH, OnHeader, WatchMultiplexer
 from shalekv_wire.calls import ClientStream

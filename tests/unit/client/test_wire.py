@@ -14,7 +14,7 @@ import pytest
 from shalekv.cli.console import variables
 from shalekv.v1 import kv_pb2
 from shalekv_client import Client, ConnectionLost, RetryPolicy, Wire
-from shalekv_client.routing.servers import WIRE_VARIABLE, chosen_wire
+from shalekv_client.routing.addresses import WIRE_VARIABLE, chosen_wire
 from shalekv_wire.server import StreamCall, Streaming, WireServer
 from shalekv_wire.status import StatusCode
 from tests.kit.serving.rpc import serving

@@ -26,6 +26,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from google.protobuf.message import Message
@@ -49,8 +50,10 @@ from shalekv_client.errors import (
     Unauthenticated,
 )
 from shalekv_client.operations import ADMIN, GET, Method, attempt
-from shalekv_client.policies import Destination, ReadPolicy, Role, Routing
-from shalekv_client.retry import (
+from shalekv_client.policies import Destination, ReadPolicy, Role
+from shalekv_client.routing.addresses import is_address
+from shalekv_client.routing.endpoints import Endpoint, Endpoints
+from shalekv_client.routing.retry import (
     CallState,
     CallTarget,
     NextAttempt,
@@ -58,8 +61,7 @@ from shalekv_client.retry import (
     attempt_ms,
     next_attempt,
 )
-from shalekv_client.routing.endpoints import Endpoint, Endpoints
-from shalekv_client.routing.servers import ConnectionOptions, Server, Servers, is_address
+from shalekv_client.routing.servers import ConnectionOptions, Server, Servers
 from shalekv_client.routing.tokens import Freshness
 from shalekv_client.routing.writer_search import WriterSearch
 
@@ -74,6 +76,25 @@ ResultT = TypeVar("ResultT")
 
 PROBE_MS = 1_000  # the timeout of a question for a server's role
 READ_SEARCH_MS = 500.0  # the search for the writer by a read that no reader answers, each round
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The division of calls between the servers of a client."""
+
+    reads: ReadPolicy = ReadPolicy.ANY
+    hedge_ms: int | None = None  # after so long a read is sent to a second server; None: never
+    replica_wait_ms: int = 1_000  # the timeout of a read at a reader; then another is asked
+    # The timeout of a repeatable call to the writer, after which its role is checked; it is doubled
+    # with each attempt.
+    writer_silence_ms: int = 2_000
+
+    def __post_init__(self) -> None:
+        """Check the times. Raises ValueError unless they are positive."""
+        for name in ("hedge_ms", "replica_wait_ms", "writer_silence_ms"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, not {value}")
 
 
 async def ask_status(channel: Channel, timeout_ms: float) -> admin_pb2.StatusReply:

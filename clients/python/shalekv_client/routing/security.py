@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shalekv_client.errors import ErrorDetails, Unauthenticated
-from shalekv_client.policies import TlsOptions
 from shalekv_wire.status import Metadata
 
 if TYPE_CHECKING:  # imported by clients that have TLS, or a token
@@ -15,6 +14,21 @@ if TYPE_CHECKING:  # imported by clients that have TLS, or a token
 
     from shalekv_client.routing.access_token import TokenFunction, TokenSource
     from shalekv_wire.tls import TlsContexts
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """PEM files of a client. They are read again when they change, and count for new connections.
+
+    By `ca` servers are verified; without it, by the authorities of the system. `certificate` and
+    `key` show to servers who the client is: both or neither. `server_name` is the name that the
+    certificate of a server must have, if not the host of its address.
+    """
+
+    ca: str | Path = ""
+    certificate: str | Path = ""
+    key: str | Path = ""
+    server_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

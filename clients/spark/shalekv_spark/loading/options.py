@@ -55,7 +55,7 @@ from shalekv_client import LeaseLost as LeaseIsLost
 from shalekv_client import LoadUnknown as LoadIsUnknown
 from shalekv_client import OutcomeUnknown as Unanswered
 from shalekv_client.client import TIMEOUT_MS
-from shalekv_client.routing.servers import checked_addresses
+from shalekv_client.routing.addresses import checked_addresses
 from shalekv_spark.arguments import settings_of
 from shalekv_spark.loading.rows import DuplicateRule, LoadSchema
 from shalekv_spark.place import Place

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import click
 
-from shalekv.cli.console.connection import Target, exit_codes_of_calls, talk, target_options
+from shalekv.cli.console.connection import Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.keys import Encoding, encoding_options
 from shalekv.cli.console.lazy_commands import CommandTable, LazyCommands
 from shalekv.cli.console.output import Format, format_option, print_record, printing
@@ -18,6 +18,7 @@ from shalekv.cli.console.policy_edits import (
     read_policy,
     rule_record,
 )
+from shalekv.cli.console.talking import talk
 
 _HELP = """Enforce the access policy, or open the database again; show who you are.
 

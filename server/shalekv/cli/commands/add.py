@@ -6,7 +6,7 @@ import re
 
 import click
 
-from shalekv.cli.console.connection import Target, exit_codes_of_calls, talk, target_options
+from shalekv.cli.console.connection import Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options, json_field
 from shalekv.cli.console.output import (
     Format,
@@ -15,7 +15,8 @@ from shalekv.cli.console.output import (
     print_record,
     printing,
 )
-from shalekv_client import Client
+from shalekv.cli.console.talking import talk_once
+from shalekv_client.one_call import OneCallClient
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -67,10 +68,10 @@ def add(
     """Add, and print the new value."""
     wanted = argument_bytes(encoding, key, "KEY")
 
-    async def call(client: Client) -> int:
+    async def call(client: OneCallClient) -> int:
         return await client.add(wanted, delta)
 
-    value = talk(target, call, mutates=True)
+    value = talk_once(target, call, mutates=True)
     with printing():
         if output_format is None:
             print_line(str(value))

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.console.connection import Target, exit_codes_of_calls, talk, target_options
+from shalekv.cli.console.connection import Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
+from shalekv.cli.console.talking import talk
 from shalekv.cli.console.units import US_PER_S, time
 from shalekv_client import Client, ProcessRequests, RequestKind, Stats
 

@@ -25,11 +25,11 @@ from shalekv.cli.console.connection import (
     Target,
     durability_option,
     exit_codes_of_calls,
-    talk,
     target_options,
 )
 from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
+from shalekv.cli.console.talking import talk
 from shalekv.cli.console.units import duration
 from shalekv_client import (
     Client,

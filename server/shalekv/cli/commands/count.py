@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shalekv.cli.console.connection import Target, exit_codes_of_calls, talk, target_options
+from shalekv.cli.console.connection import Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.keys import Encoding, encoding_options
 from shalekv.cli.console.options import (
     RangeFlags,
@@ -19,7 +19,9 @@ from shalekv.cli.console.output import (
     print_record,
     printing,
 )
-from shalekv_client import Client, Count
+from shalekv.cli.console.talking import talk_once
+from shalekv_client import Count
+from shalekv_client.one_call import OneCallClient
 
 _HELP = """Count the keys that begin with PREFIX, or those of a range; without these, all keys.
 
@@ -58,10 +60,12 @@ def count(
     """Print the number of keys."""
     keys = key_range.decoded(encoding)
 
-    async def call(client: Client) -> Count:
-        return await client.count(**keys, limit=limit or 0, **await reading.arguments(client))
+    async def call(client: OneCallClient) -> Count:
+        return await client.count(
+            **keys, limit=limit or 0, **await reading.arguments_of_call(client)
+        )
 
-    found = talk(target, call)
+    found = talk_once(target, call)
     with printing():
         if output_format is None:
             print_line(str(found.count))

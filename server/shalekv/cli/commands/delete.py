@@ -11,14 +11,15 @@ from shalekv.cli.console.connection import (
     Target,
     durability_option,
     exit_codes_of_calls,
-    talk,
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options
 from shalekv.cli.console.options import RangeFlags, condition_options, range_options
 from shalekv.cli.console.output import Format, brief_format_option, print_commit
+from shalekv.cli.console.talking import talk_once
 from shalekv.wording import counted
-from shalekv_client import Client, Commit, Durability, PermissionDenied
+from shalekv_client import Commit, Durability, PermissionDenied
+from shalekv_client.one_call import OneCallClient
 
 if TYPE_CHECKING:
     from shalekv_client import Condition
@@ -81,7 +82,7 @@ def delete(  # noqa: PLR0913 (click passes each option by its name)
     if counts is None:  # what is counted is durable before it is answered
         counts = durability is not Durability.MEMORY
 
-    async def call(client: Client) -> tuple[Commit, str]:
+    async def call(client: OneCallClient) -> tuple[Commit, str]:
         async def delete(count: bool) -> Commit:
             if wanted is not None:
                 return await client.delete(
@@ -93,7 +94,7 @@ def delete(  # noqa: PLR0913 (click passes each option by its name)
 
         return await counted_delete(delete) if counts else (await delete(count=False), "")
 
-    commit, why_not = talk(target, call, mutates=True, refused="Not deleted")
+    commit, why_not = talk_once(target, call, mutates=True, refused="Not deleted")
     print_commit(commit, output_format)
     if counts:
         click.echo(deleted_text(commit, key, why_not), err=True)

@@ -13,16 +13,12 @@ from typing import BinaryIO, cast
 import click
 
 from shalekv.cli.console.atomic_file import atomic_file
-from shalekv.cli.console.connection import (
-    Target,
-    exit_codes_of_calls,
-    talk,
-    target_options,
-)
+from shalekv.cli.console.connection import Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.keys import Encoding, encoding_options
 from shalekv.cli.console.options import RangeFlags, ReadOptions, range_options, read_options
 from shalekv.cli.console.output import RowsWritten, printing, rows_progress
+from shalekv.cli.console.talking import talk
 from shalekv.cli.load.formats import (
     FileFormat,
     NotWritable,

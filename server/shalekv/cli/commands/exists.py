@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import click
 
-from shalekv.cli.console.connection import (
-    ClientExit,
-    Target,
-    exit_codes_of_calls,
-    talk,
-    target_options,
-)
+from shalekv.cli.console.connection import ClientExit, Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options, json_field
 from shalekv.cli.console.options import ReadOptions, read_options
 from shalekv.cli.console.output import (
@@ -24,7 +17,8 @@ from shalekv.cli.console.output import (
     print_rows,
     printing,
 )
-from shalekv_client import Client
+from shalekv.cli.console.talking import talk_once
+from shalekv_client.one_call import OneCallClient
 
 _HELP = """Print those of the KEYs that have a value, one on a line; no values are sent.
 
@@ -57,11 +51,16 @@ def exists(
     """Print which keys have a value; end with exit code 1 unless all have."""
     wanted = [argument_bytes(encoding, key, "KEY") for key in keys]
 
-    async def call(client: Client) -> list[bool]:
-        arguments = await reading.arguments(client)
-        return await asyncio.gather(*(client.exists(key, **arguments) for key in wanted))
+    async def call(client: OneCallClient) -> list[bool]:
+        arguments = await reading.arguments_of_call(client)
+        if len(wanted) == 1:
+            return [await client.exists(wanted[0], **arguments)]
+        import asyncio  # noqa: PLC0415 (slow)
 
-    found = talk(target, call)
+        full = await client.client()
+        return await asyncio.gather(*(full.exists(key, **arguments) for key in wanted))
+
+    found = talk_once(target, call)
     with printing():
         _print(list(zip(wanted, found, strict=True)), encoding, output_format)
     for key, has_value in zip(wanted, found, strict=True):

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shalekv.cli.console.connection import (
-    ClientExit,
-    Target,
-    exit_codes_of_calls,
-    talk,
-    target_options,
-)
+from shalekv.cli.console.connection import ClientExit, Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.keys import (
     Encoding,
@@ -29,7 +23,9 @@ from shalekv.cli.console.output import (
     print_rows,
     printing,
 )
-from shalekv_client import Client, Value
+from shalekv.cli.console.talking import talk_once
+from shalekv_client import Value
+from shalekv_client.one_call import OneCallClient
 
 _BLANKS = str.maketrans(dict.fromkeys("\n\t\r", " "))  # parts of a text, though not printable
 
@@ -74,10 +70,10 @@ def get(
     """Print the value, or end with exit code 1."""
     wanted = argument_bytes(encoding, key, "KEY")
 
-    async def call(client: Client) -> Value | None:
-        return await client.get(wanted, **await reading.arguments(client))
+    async def call(client: OneCallClient) -> Value | None:
+        return await client.get(wanted, **await reading.arguments_of_call(client))
 
-    found = talk(target, call)
+    found = talk_once(target, call)
     if found is None:
         click.echo(f"not found: {encoding.encode(wanted)}", err=True)
         raise SystemExit(ClientExit.NOT_FOUND)

@@ -17,12 +17,9 @@ from shalekv.cli.console.output import (
 )
 from shalekv.cli.console.units import duration
 from shalekv.wording import READ, WRITE
-from shalekv_client.routing.servers import (
-    MESSAGE_BYTES_MAX,
-    ConnectionOptions,
-    chosen_wire,
-    open_channel,
-)
+from shalekv_client.policies import MESSAGE_BYTES_MAX
+from shalekv_client.routing.addresses import chosen_wire
+from shalekv_client.routing.servers import ConnectionOptions, open_channel
 from shalekv_wire.status import CallFailed, StatusCode
 
 NOT_SERVING = 1  # the only failure code for Docker, which reserves 2

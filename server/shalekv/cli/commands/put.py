@@ -11,14 +11,15 @@ from shalekv.cli.console.connection import (
     Target,
     durability_option,
     exit_codes_of_calls,
-    talk,
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options
 from shalekv.cli.console.options import condition_options
 from shalekv.cli.console.output import Format, brief_format_option, print_commit
+from shalekv.cli.console.talking import talk_once
 from shalekv.cli.console.units import duration
-from shalekv_client import Client, Commit, Durability
+from shalekv_client import Commit, Durability
+from shalekv_client.one_call import OneCallClient
 
 if TYPE_CHECKING:
     from shalekv_client import Condition
@@ -82,12 +83,12 @@ def put(  # noqa: PLR0913 (click passes each option by its name)
     wanted = argument_bytes(encoding, key, "KEY")
     content = _content(value, value_file, encoding)
 
-    async def call(client: Client) -> Commit:
+    async def call(client: OneCallClient) -> Commit:
         return await client.put(
             wanted, content, ttl_ms=ttl_ms or 0, condition=condition, durability=durability
         )
 
-    print_commit(talk(target, call, mutates=True), output_format)
+    print_commit(talk_once(target, call, mutates=True), output_format)
 
 
 def _content(value: str | None, value_file: BinaryIO | None, encoding: Encoding) -> bytes:

@@ -11,12 +11,7 @@ from typing import Any, TypeAlias
 import click
 
 from shalekv.cli.console.atomic_file import output_option, printing_into
-from shalekv.cli.console.connection import (
-    Target,
-    exit_codes_of_calls,
-    talk,
-    target_options,
-)
+from shalekv.cli.console.connection import Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.keys import Encoding, encoding_options, json_field
 from shalekv.cli.console.options import (
     RangeFlags,
@@ -34,6 +29,7 @@ from shalekv.cli.console.output import (
     print_line,
     rows_progress,
 )
+from shalekv.cli.console.talking import talk
 from shalekv.wording import counted
 from shalekv_client import Client, Entry
 

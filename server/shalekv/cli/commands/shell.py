@@ -8,14 +8,9 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from shalekv.cli.console.connection import (
-    FAIL_FAST,
-    ClientExit,
-    Target,
-    exit_codes_of_calls,
-    target_options,
-)
+from shalekv.cli.console.connection import ClientExit, Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.console.failures import FAIL_FAST
 from shalekv.cli.console.output import printing
 from shalekv.cli.shell.verbs import Shell
 from shalekv_client import Client

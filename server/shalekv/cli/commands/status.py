@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from shalekv.cli.commands.status_problems import problems, remarks
-from shalekv.cli.console.connection import Target, exit_codes_of_calls, talk, target_options
+from shalekv.cli.console.connection import Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.output import (
     GAP,
     Format,
@@ -24,6 +24,7 @@ from shalekv.cli.console.output import (
     printing,
     record_of,
 )
+from shalekv.cli.console.talking import talk
 from shalekv.cli.console.units import US_PER_MS, share, size, time
 from shalekv.wording import counted
 from shalekv_client import (

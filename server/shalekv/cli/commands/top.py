@@ -24,12 +24,7 @@ from rich.text import Text
 
 from shalekv.cli.commands.status import role_of
 from shalekv.cli.commands.status_problems import problems
-from shalekv.cli.console.connection import (
-    ClientExit,
-    Target,
-    exit_codes_of_calls,
-    target_options,
-)
+from shalekv.cli.console.connection import ClientExit, Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.output import printing
 from shalekv.cli.console.units import (
     NEVER,

@@ -9,7 +9,6 @@ from shalekv.cli.console.connection import (
     Target,
     durability_option,
     exit_codes_of_calls,
-    talk,
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options, json_field
@@ -20,8 +19,10 @@ from shalekv.cli.console.output import (
     print_record,
     printing,
 )
+from shalekv.cli.console.talking import talk_once
 from shalekv.cli.console.units import ttl_ms
-from shalekv_client import Client, Durability, Touch, TxnResult
+from shalekv_client import Durability, Touch, TxnResult
+from shalekv_client.one_call import OneCallClient
 
 _HELP = """Make the value of KEY expire after --ttl from now on, and print the sequence number.
 
@@ -69,10 +70,10 @@ def touch(
     """Change the expiry, and print the sequence number, or end with exit code 1."""
     wanted = argument_bytes(encoding, key, "KEY")
 
-    async def call(client: Client) -> TxnResult:
+    async def call(client: OneCallClient) -> TxnResult:
         return await client.txn([], [Touch(wanted, life_ms)], durability=durability)
 
-    done = talk(target, call, mutates=True)
+    done = talk_once(target, call, mutates=True)
     if done.results != (True,):
         click.echo(f"not found: {encoding.encode(wanted)}", err=True)
         raise SystemExit(ClientExit.NOT_FOUND)

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shalekv.cli.console.connection import (
-    ClientExit,
-    Target,
-    exit_codes_of_calls,
-    talk,
-    target_options,
-)
+from shalekv.cli.console.connection import ClientExit, Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options, json_field
 from shalekv.cli.console.options import ReadOptions, read_options
 from shalekv.cli.console.output import (
@@ -20,8 +14,10 @@ from shalekv.cli.console.output import (
     print_record,
     printing,
 )
+from shalekv.cli.console.talking import talk_once
 from shalekv.cli.console.units import NEVER, US_PER_MS, time
-from shalekv_client import Client, KeyInfo
+from shalekv_client import KeyInfo
+from shalekv_client.one_call import OneCallClient
 
 _HELP = """Print how long the value of KEY lives from now on, such as 1.5 h, or `never`.
 
@@ -53,10 +49,10 @@ def ttl(
     """Print the remaining life, or end with exit code 1."""
     wanted = argument_bytes(encoding, key, "KEY")
 
-    async def call(client: Client) -> KeyInfo | None:
-        return await client.describe(wanted, **await reading.arguments(client))
+    async def call(client: OneCallClient) -> KeyInfo | None:
+        return await client.describe(wanted, **await reading.arguments_of_call(client))
 
-    found = talk(target, call)
+    found = talk_once(target, call)
     if found is None:
         click.echo(f"not found: {encoding.encode(wanted)}", err=True)
         raise SystemExit(ClientExit.NOT_FOUND)

@@ -40,7 +40,6 @@ from shalekv.cli.console.connection import (
     Target,
     durability_option,
     exit_codes_of_calls,
-    talk,
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, encoding_options, json_field
@@ -54,11 +53,11 @@ from shalekv.cli.console.output import (
     print_rows,
     printing,
 )
+from shalekv.cli.console.talking import talk_once
 from shalekv.cli.console.units import duration_ms, ttl_ms
 from shalekv.wording import counted
 from shalekv_client import (
     Add,
-    Client,
     Compare,
     Delete,
     DeleteRange,
@@ -76,6 +75,7 @@ from shalekv_client import (
     Value,
     ValueIs,
 )
+from shalekv_client.one_call import OneCallClient
 from shalekv_client.results import OperationResult
 
 ParsedT = TypeVar("ParsedT")
@@ -328,12 +328,12 @@ def txn(
     if not (script.then or script.otherwise):
         raise click.UsageError("there is nothing to do: give --then, --else or FILE")
 
-    async def call(client: Client) -> TxnResult:
+    async def call(client: OneCallClient) -> TxnResult:
         return await client.txn(
             script.compares, script.then, script.otherwise, durability=durability
         )
 
-    found = talk(target, call, mutates=True)
+    found = talk_once(target, call, mutates=True)
     with printing():
         _print(script, found, encoding, output_format)
     if not found.succeeded:

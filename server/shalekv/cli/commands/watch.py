@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from shalekv.cli.console.connection import Target, exit_codes_of_calls, talk, target_options
+from shalekv.cli.console.connection import Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.keys import Encoding, encoding_options, json_field
 from shalekv.cli.console.options import RangeArguments, RangeFlags, prefix_and_range_options
 from shalekv.cli.console.output import (
@@ -20,6 +20,7 @@ from shalekv.cli.console.output import (
     print_line,
     printing,
 )
+from shalekv.cli.console.talking import talk
 from shalekv_client import (
     ChangeKind,
     Client,

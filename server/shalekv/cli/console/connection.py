@@ -1,14 +1,13 @@
-"""Shared parts of the commands that talk to a server: options, the call, and its exit codes."""
+"""Shared parts of the commands that talk to a server: options, the client, and exit codes."""
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -23,46 +22,18 @@ from shalekv.cli.console.variables import (
     variable_of_client,
 )
 from shalekv.errors import InvalidSetting
-from shalekv_client import (
-    Client,
-    ConditionFailed,
-    CounterOverflow,
-    DeadlineExceeded,
-    Durability,
-    Fenced,
-    InvalidRequest,
-    KeyReused,
-    NotACounter,
-    NotApplied,
-    NoWriter,
-    PermissionDenied,
-    RangeTooCostly,
-    ReadLevel,
-    RetryPolicy,
-    ShaleKVError,
-    SnapshotExists,
-    SnapshotNotFound,
-    TlsOptions,
-    Unauthenticated,
-    Unimplemented,
-    Unreachable,
-    WalCollected,
-    WrongDatabase,
-)
-from shalekv_client.policies import ReadPolicy
-from shalekv_client.routing.security import Security
-from shalekv_client.routing.servers import checked_address, chosen_wire
+from shalekv_client.policies import Durability, ReadLevel, ReadPolicy, Wire
+from shalekv_client.routing.addresses import checked_address, chosen_wire
 
-ResultT = TypeVar("ResultT")
+if TYPE_CHECKING:  # slow to import, and not needed by every command
+    from shalekv_client.client import Client
+    from shalekv_client.routing.retry import RetryPolicy
+    from shalekv_client.routing.security import Security, TlsOptions
+
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 DEFAULT_ADDRESS = "127.0.0.1:7654"
 TIMEOUT_MS_MAX = 3_600_000
-
-# For interactive commands: a server that is down is reported within a fraction of a second.
-FAIL_FAST = RetryPolicy(attempts_max=4)
-# For long jobs: retry until --timeout-ms, so that a load survives a restart of its server.
-RETRY_UNTIL_TIMEOUT = RetryPolicy(attempts_max=10_000)
 
 
 class ClientExit(enum.IntEnum):
@@ -103,40 +74,6 @@ _MEANING_OF_STORES: Mapping[int, str] = MappingProxyType(
 )
 
 SYSTEM = "system"  # in place of a file: the authorities of the system
-# What to do about a connection that could not be made, by a part of the reason.
-_CONNECTION_ADVICE: Mapping[str, str] = MappingProxyType(
-    {
-        "speaks TLS": "Give --tls-ca: a file with the authority of the server, or `system`.",
-        "speaks no TLS": "Leave out --tls-ca and the other flags of TLS, or correct --addr.",
-        "verify failed": "Give the file with the authority of the server by --tls-ca; "
-        "--tls-server-name if its certificate has another name than --addr.",
-        "certificate": "Give a certificate and its key that the server accepts: --tls-cert and "
-        "--tls-key.",
-        "not HTTP/2": "What listens there is no server of ShaleKV: correct --addr.",
-        "Name or service not known": "There is no host of this name: correct --addr.",
-        "No such file or directory": "There is no such socket: correct --addr, or start a server "
-        "with --listen unix:PATH.",
-    }
-)
-_UNKNOWN_ADVICE = (
-    f"Give a token by --token-file or {TOKEN_VARIABLE}, or a certificate by --tls-cert and "
-    "--tls-key."
-)
-_KNOWN_ADVICE = "The server knows no such token or certificate, or it has expired: get a new one."
-
-# Errors that a retry cannot fix: the request is invalid, or does not fit the stored state.
-_WRONG_REQUEST = (
-    InvalidRequest,
-    Unimplemented,
-    NotACounter,
-    CounterOverflow,
-    RangeTooCostly,
-    KeyReused,
-    SnapshotNotFound,
-    SnapshotExists,
-    WalCollected,
-    WrongDatabase,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +99,26 @@ class Target:
         has_certificate = self.tls is not None and bool(self.tls.certificate)
         return has_certificate or self.token is not None or self.token_file is not None
 
+    @property
+    def plain_address(self) -> str | None:
+        """The address of the only server, if a call needs nothing but a connection to it.
+
+        None: there are several servers, TLS, a token, or another wire; or reads go to the writer,
+        which a server must be asked for first.
+        """
+        is_plain = (
+            len(self.addresses) == 1
+            and not self.has_security
+            and self.reads is not ReadPolicy.WRITER
+            and chosen_wire(None) is Wire.NATIVE
+        )
+        return self.address if is_plain else None
+
+    @property
+    def has_security(self) -> bool:
+        """Return whether there is TLS or a token."""
+        return self.tls is not None or self.token is not None or self.token_file is not None
+
     def client(
         self,
         address: str | None = None,
@@ -171,6 +128,8 @@ class Target:
         reads: ReadPolicy = ReadPolicy.ANY,
     ) -> Client:
         """Return a client of all servers, or of that at `address`."""
+        from shalekv_client.client import Client  # noqa: PLC0415 (slow)
+
         return Client(
             self.addresses if address is None else address,
             timeout_ms=self.timeout_ms,
@@ -185,6 +144,8 @@ class Target:
 
     def security(self) -> Security:
         """Return TLS and token. Raises ValueError and OSError for those that cannot be used."""
+        from shalekv_client.routing.security import Security  # noqa: PLC0415 (slow)
+
         security = Security.of(
             self.addresses,
             self.tls or False,
@@ -194,25 +155,6 @@ class Target:
         )
         security.metadata()
         return security
-
-
-def exit_code_of_call(error: ShaleKVError) -> int:
-    """The exit code for a failed call."""
-    match error:
-        case Fenced():
-            return ExitCode.FENCED
-        case ConditionFailed():
-            return ClientExit.CONDITION
-        case Unauthenticated() | PermissionDenied():
-            return ClientExit.DENIED
-        case _ if isinstance(error, _WRONG_REQUEST):
-            return ExitCode.USAGE
-        case NotApplied():
-            return ClientExit.NOT_APPLIED
-        case Unreachable():
-            return ClientExit.UNREACHABLE
-        case _:
-            return ClientExit.UNKNOWN
 
 
 def exit_codes_of_calls(*, until_interrupted: bool = False, reads_store: bool = False) -> str:
@@ -353,79 +295,6 @@ def read_level_option(command: CommandT) -> CommandT:
     )(command)
 
 
-def talk(
-    target: Target,
-    call: Callable[[Client], Awaitable[ResultT]],
-    *,
-    mutates: bool = False,
-    refused: str = "Not written",
-    retry: RetryPolicy = FAIL_FAST,
-) -> ResultT:
-    """Run `call` with a client of the target that retries by `retry`, and return its result.
-
-    A failure is printed, with its effect as far as known if the call `mutates`, and ends the
-    process with a code that `exit_codes_of_calls` lists. `refused` is said of a write whose
-    condition does not hold.
-    """
-
-    async def connected() -> ResultT:
-        async with target.client(retry=retry, reads=target.reads) as client:
-            return await call(client)
-
-    try:
-        return asyncio.run(connected())
-    except ShaleKVError as error:
-        for line in failure_lines(error, target, mutates=mutates, refused=refused):
-            click.echo(line, err=True)
-        raise SystemExit(exit_code_of_call(error)) from None
-
-
-def failure_lines(
-    error: ShaleKVError, target: Target, *, mutates: bool, refused: str = "Not written"
-) -> list[str]:
-    """Describe a failed call, what is known of its effect if it `mutates`, and what to do.
-
-    `refused` is said of a write whose condition does not hold.
-    """
-    if isinstance(error, ConditionFailed):
-        has = f"exists, with seq {error.found_seq}" if error.found_seq else "does not exist"
-        return [f"{refused}: the key {has}."]
-    return [f"Error: {error}", *_advice(error, target, mutates=mutates)]
-
-
-def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
-    if isinstance(error, Unreachable):
-        return [_connection_advice(error.details.message)]
-    if isinstance(error, Unauthenticated):
-        return [_KNOWN_ADVICE if target.has_credentials else _UNKNOWN_ADVICE]
-    lines = []
-    if isinstance(error, PermissionDenied):
-        lines.append("An administrator can grant a role that allows it: `shalekv grant --help`.")
-    if isinstance(error, NoWriter):
-        lines.append("Is one running? See --addr, and `shalekv serve --help` to start one.")
-    if isinstance(error, DeadlineExceeded) and not error.reason:
-        lines.append(
-            f"The limit was {target.timeout_ms:,} ms (--timeout-ms); the log of the server may say "
-            "why."
-        )
-    if not mutates or isinstance(error, _WRONG_REQUEST):
-        return lines
-    if isinstance(error, NotApplied):
-        return [*lines, "Nothing was changed."]
-    if error.reason == "WRITE_TIMED_OUT":  # its message has the advice
-        return lines
-    unknown = "It is not known whether it was applied: read the key to find out, or repeat it."
-    return [*lines, unknown]
-
-
-def _connection_advice(problem: str) -> str:
-    """Say what to do about a connection that could not be made."""
-    for text, advice in _CONNECTION_ADVICE.items():
-        if text in problem:
-            return advice
-    return "Is a server running there? See --addr, and `shalekv serve --help` to start one."
-
-
 def _target(  # noqa: PLR0913 (an argument for each option)
     *,
     addr: tuple[str, ...],
@@ -440,6 +309,8 @@ def _target(  # noqa: PLR0913 (an argument for each option)
 ) -> Target:
     tls = None
     if tls_ca or tls_cert or tls_key or tls_server_name:
+        from shalekv_client.routing.security import TlsOptions  # noqa: PLC0415 (slow)
+
         authorities = "" if tls_ca in (None, SYSTEM) else tls_ca
         tls = TlsOptions(authorities, tls_cert or "", tls_key or "", tls_server_name or "")
     token = _token_beside("token_file")
@@ -454,7 +325,8 @@ def _target(  # noqa: PLR0913 (an argument for each option)
     )
     try:  # before a client is made
         chosen_wire(None)
-        target.security()
+        if target.has_security:
+            target.security()
     except (OSError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     return target

@@ -3,7 +3,7 @@
 An error becomes the exit code of the process in one of these places:
 
     cli.main.main                   commands that read or edit the object store
-    cli.console.connection.talk     commands that talk to a server; these also have `ClientExit`
+    cli.console.talking             commands that talk to a server; these also have `ClientExit`
     cli.load.run, cli.load.bulk     load, which also reports what is stored
     cli.process.lifecycle           serve, reader, safekeeper: `run_server` logs the error
     cli.process.databases           compactor, collector: `run_to_end` logs the error

@@ -12,12 +12,11 @@ from shalekv.cli.console.connection import read_level_option
 from shalekv.cli.console.keys import Encoding, argument_bytes
 from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.units import duration
-from shalekv_client import Client, ReadLevel, SnapshotNotFound
-from shalekv_client.errors import ErrorDetails
-from shalekv_client.routing.tokens import InvalidToken, SessionToken
+from shalekv_client.policies import ReadLevel
 
 if TYPE_CHECKING:
-    from shalekv_client import Condition
+    from shalekv_client import Client, Condition, SessionToken
+    from shalekv_client.one_call import OneCallClient
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -43,13 +42,22 @@ class ReadOptions:
         """
         if self.token is not None:
             client.advance(self.token)
-        arguments: dict[str, Any] = {"read_level": self.read_level}
-        if self.max_staleness_ms:
-            arguments["max_staleness_ms"] = self.max_staleness_ms
         if self.min_seq:
             client.fleet.freshness.seen(self.min_seq)
         if self.snapshot:
-            arguments["at"] = await _snapshot_id(client, self.snapshot)
+            return {**self._given(), "at": await _snapshot_id(client, self.snapshot)}
+        return self._given()
+
+    async def arguments_of_call(self, client: OneCallClient) -> dict[str, Any]:
+        """As `arguments`, for reads of a client of one call."""
+        if self.token is None and not self.min_seq and not self.snapshot:
+            return self._given()
+        return await self.arguments(await client.client())
+
+    def _given(self) -> dict[str, Any]:
+        arguments: dict[str, Any] = {"read_level": self.read_level}
+        if self.max_staleness_ms:
+            arguments["max_staleness_ms"] = self.max_staleness_ms
         return arguments
 
 
@@ -102,6 +110,8 @@ def _token(
 ) -> SessionToken | None:
     if text is None:
         return None
+    from shalekv_client import InvalidToken, SessionToken  # noqa: PLC0415 (slow)
+
     try:
         return SessionToken.parse(text)
     except InvalidToken as error:
@@ -110,7 +120,9 @@ def _token(
 
 async def _snapshot_id(client: Client, name_or_id: str) -> bytes:
     """Find a snapshot by name, else by id; names come first, since one may look like an id."""
-    from shalekv_client.admin import ID_BYTES  # noqa: PLC0415 (slow)
+    from shalekv_client import SnapshotNotFound  # noqa: PLC0415 (slow)
+    from shalekv_client.admin import ID_BYTES  # noqa: PLC0415
+    from shalekv_client.errors import ErrorDetails  # noqa: PLC0415
 
     for each in await client.list_snapshots():
         if each.name == name_or_id:
@@ -214,8 +226,6 @@ def condition_options(command: CommandT) -> CommandT:
 
 
 def _condition(*, if_absent: bool, if_present: bool, if_seq: int | None) -> Condition | None:
-    if not if_absent and not if_present and if_seq is None:
-        return None
     if not if_absent and not if_present and if_seq is None:
         return None
     from shalekv_client import Exists, Missing, SeqIs  # noqa: PLC0415 (slow)

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.console.connection import Target, talk
+from shalekv.cli.console.connection import Target
 from shalekv.cli.console.keys import Encoding, json_field
+from shalekv.cli.console.talking import talk
 from shalekv_client import (
     AccessPolicy,
     AccessQuota,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from cryptography import x509
 
-from shalekv.cli.console.connection import FAIL_FAST, Target
+from shalekv.cli.console.connection import Target
+from shalekv.cli.console.failures import FAIL_FAST
 from shalekv.cli.doctor.diagnosis import Area, Diagnosis
 from shalekv.cli.doctor.server import (
     Certificate,

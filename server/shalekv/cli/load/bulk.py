@@ -21,12 +21,9 @@ import click
 
 from shalekv.cli.console.bucket import checked_url, opened_store
 from shalekv.cli.console.configuration import load_settings
-from shalekv.cli.console.connection import (
-    RETRY_UNTIL_TIMEOUT,
-    Target,
-    exit_code_of_call,
-)
+from shalekv.cli.console.connection import Target
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
+from shalekv.cli.console.failures import RETRY_UNTIL_TIMEOUT, exit_code_of_call
 from shalekv.cli.console.output import Format, print_line, print_record, printing
 from shalekv.cli.console.units import size
 from shalekv.cli.load.batches import BatchLimits, RowBatch

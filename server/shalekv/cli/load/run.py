@@ -13,15 +13,11 @@ from pathlib import Path
 
 import click
 
-from shalekv.cli.console.connection import (
-    FAIL_FAST,
-    RETRY_UNTIL_TIMEOUT,
-    Target,
-    exit_code_of_call,
-    talk,
-)
+from shalekv.cli.console.connection import Target
 from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.console.failures import FAIL_FAST, RETRY_UNTIL_TIMEOUT, exit_code_of_call
 from shalekv.cli.console.output import Format, print_line, print_record, printing
+from shalekv.cli.console.talking import talk
 from shalekv.cli.console.units import size
 from shalekv.cli.load.batches import BatchLimits, RowBatch
 from shalekv.cli.load.ledger import (

@@ -16,13 +16,9 @@ import click
 from shalekv.cli.commands.delete import counted_delete, deleted_text
 from shalekv.cli.commands.get import counter_of
 from shalekv.cli.commands.watch import EventPrinter
-from shalekv.cli.console.connection import (
-    ClientExit,
-    Target,
-    exit_code_of_call,
-    failure_lines,
-)
+from shalekv.cli.console.connection import ClientExit, Target
 from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.console.failures import exit_code_of_call, failure_lines
 from shalekv.cli.console.keys import Encoding, printable
 from shalekv.cli.console.options import RangeArguments
 from shalekv.cli.console.output import Format, print_line

@@ -1,0 +1,75 @@
+"""Calls of a command to its servers; a failure of one ends the process."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from shalekv.cli.console.connection import Target
+from shalekv_client.errors import ShaleKVError
+from shalekv_client.one_call import OneCallClient, run
+
+if TYPE_CHECKING:  # slow to import, and not needed for one call
+    from shalekv_client.client import Client
+    from shalekv_client.routing.retry import RetryPolicy
+
+ResultT = TypeVar("ResultT")
+
+
+def talk(
+    target: Target,
+    call: Callable[[Client], Awaitable[ResultT]],
+    *,
+    mutates: bool = False,
+    retry: RetryPolicy | None = None,
+) -> ResultT:
+    """Run `call` with a client of the target that retries by `retry`, and return its result.
+
+    A failure is printed, with its effect as far as known if the call `mutates`, and ends the
+    process with a code that `exit_codes_of_calls` lists. The default of `retry` is `FAIL_FAST`.
+    """
+    import asyncio  # noqa: PLC0415 (slow)
+
+    from shalekv.cli.console.failures import FAIL_FAST, end_process  # noqa: PLC0415 (slow)
+
+    async def connected() -> ResultT:
+        async with target.client(retry=retry or FAIL_FAST, reads=target.reads) as client:
+            return await call(client)
+
+    try:
+        return asyncio.run(connected())
+    except ShaleKVError as error:
+        end_process(error, target, mutates=mutates)
+
+
+def talk_once(
+    target: Target,
+    call: Callable[[OneCallClient], Awaitable[ResultT]],
+    *,
+    mutates: bool = False,
+    refused: str = "Not written",
+) -> ResultT:
+    """As `talk`, for what is mostly one data call, which then needs no event loop.
+
+    `refused` is said of a write whose condition does not hold.
+    """
+
+    def open_client() -> Client:
+        from shalekv.cli.console.failures import FAIL_FAST  # noqa: PLC0415 (slow)
+
+        return target.client(retry=FAIL_FAST, reads=target.reads)
+
+    client = OneCallClient(target.plain_address, open_client, timeout_ms=target.timeout_ms)
+
+    async def connected() -> ResultT:
+        try:
+            return await call(client)
+        finally:
+            await client.aclose()
+
+    try:
+        return run(connected())
+    except ShaleKVError as error:
+        from shalekv.cli.console.failures import end_process  # noqa: PLC0415 (slow)
+
+        end_process(error, target, mutates=mutates, refused=refused)
