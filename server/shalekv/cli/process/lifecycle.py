@@ -376,8 +376,12 @@ def run_server(
             if tls != "off":
                 by_servers = isinstance(settings, SafekeeperConfig)
                 authority = "--tls-server-ca" if by_servers else "--tls-ca"
-                flags = f"{authority}, --tls-cert and --tls-key"
-                click.echo(f"TLS is {tls}: see {flags} there.", err=True)
+                click.echo(
+                    f"TLS is {tls}, so this needs {authority} FILE as well, and --tls-cert and "
+                    "--tls-key where certificates of clients are asked for (grpcurl: -cacert, "
+                    "-cert and -key instead of -plaintext).",
+                    err=True,
+                )
 
     try:
         uvloop.run(serve(settings, announce))

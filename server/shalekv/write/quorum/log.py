@@ -211,7 +211,7 @@ class QuorumLog:
         detail = f" ({'; '.join(problems)})" if problems else ""
         return QuorumUnavailable(
             f"no majority of the safekeepers has answered for {timeout_ms} ms: {joined} of "
-            f"{len(self._peers)} are connected{detail}. Nothing was applied; try again later"
+            f"{len(self._peers)} are connected{detail}"
         )
 
     def _silent_ms(self) -> float:
