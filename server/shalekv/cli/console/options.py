@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import click
 
@@ -25,8 +24,7 @@ SEQ_MAX = 2**64 - 1
 _READ_OPTIONS = ("read_level", "snapshot", "max_staleness_ms", "min_seq", "token")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
+class ReadOptions(NamedTuple):
     """The state that a read returns: its level, snapshot, and minimum freshness."""
 
     read_level: ReadLevel = ReadLevel.COMMITTED
@@ -145,8 +143,7 @@ class RangeArguments(TypedDict):
     prefix: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RangeFlags:
+class RangeFlags(NamedTuple):
     """A range of keys as typed by the user; a bound that is not given is empty."""
 
     start: str
