@@ -62,7 +62,7 @@ class OneCallClient(DataCalls):
 
     async def _call(self, operation: Operation[ResultT], timeout_ms: int | None) -> ResultT:
         timeout_ms = timeout_ms or self._timeout_ms
-        address, self._address = self._address, None  # what follows needs what was learned
+        address, self._address = self._address, None  # for one attempt
         is_large = len(operation.data) > MESSAGE_BYTES_MAX
         if address is None or is_large or timeout_ms > TIMEOUT_MS_MAX:
             return await (await self.client()).resume(operation, timeout_ms)

@@ -22,6 +22,7 @@ from shalekv.cli.console.connection import Target
 from shalekv.v1 import kv_pb2
 from tests.kit.serving.dict_server import DictServer, Failure, bare, losing
 from tests.unit.cli_client.conftest import Run
+from tests.unit.client.cluster import cluster
 
 MIB = 1024 * 1024
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -129,6 +130,14 @@ async def test_a_failed_attempt_is_repeated(run: Run, server: DictServer, failur
     result = await run(add, "n")
     assert (result.exit_code, result.stdout) == (0, "1\n")
     assert (await run(add, "n")).stdout == "2\n"
+
+
+async def test_a_reader_names_the_writer(run: Run) -> None:
+    """A write that a reader has refused goes on to the writer that it reports."""
+    async with cluster(readers=1) as servers:
+        result = await run(put, "k", "v", "--addr", servers.readers[0].address)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert b"k" in servers.writer.state.data
 
 
 async def test_a_cut_connection_is_repeated_once_applied(run: Run, server: DictServer) -> None:
