@@ -19,7 +19,7 @@ STRINGS_MAX = 1_024  # in Huffman code that are kept, for all connections
 STRING_BYTES_MAX = 64  # longer ones are not kept
 
 # RFC 7541, appendix A. The `hpack` package has it, too, but is slow to import.
-STATIC: tuple[Field, ...] = (
+_STATIC: tuple[Field, ...] = (
     (b":authority", b""),
     (b":method", b"GET"),
     (b":method", b"POST"),
@@ -82,7 +82,7 @@ STATIC: tuple[Field, ...] = (
     (b"via", b""),
     (b"www-authenticate", b""),
 )
-_STATIC_COUNT = len(STATIC)
+_STATIC_COUNT = len(_STATIC)
 _INTEGER_BITS_MAX = 28
 _strings: dict[bytes, bytes] = {}
 
@@ -139,7 +139,7 @@ class FieldDecoder:
             return self._entries[index - _STATIC_COUNT - 1]
         if index == 0:
             raise IndexError
-        return STATIC[index - 1]
+        return _STATIC[index - 1]
 
     def _literal(self, block: bytes, at: int, mask: int) -> tuple[Field, int]:
         index, at = _integer(block, at, mask)
