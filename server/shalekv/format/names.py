@@ -19,6 +19,7 @@ WAL_FOLDER = "wal/"
 LEVELS_FOLDER = "levels/"
 ELECTION_FOLDER = "election/"
 ACCESS_FOLDER = "access/"
+VERIFY_FOLDER = "verify/"  # of checks of the store; no role of a database reads it
 
 MAX_ID = 2**64 - 1
 UUID_BYTES = 16

@@ -8,11 +8,10 @@ import click
 import pytest
 
 from shalekv.cli.commands.load import load
-from shalekv.cli.console.bucket import SHOWN_FLAGS, URL_VARIABLE
-from shalekv.cli.console.configuration import CONFIG_VARIABLE
+from shalekv.cli.console.bucket import SHOWN_FLAGS
 from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.console.variables import CONFIG_VARIABLE, URL_VARIABLE
 from shalekv.cli.load import bulk
-from shalekv.cli.load import options as bulk_options
 from shalekv.cli.load.options import STORE_OPTIONS, SWITCHES
 from shalekv.errors import LeaseLost
 from shalekv.settings import StoreSettings
@@ -73,4 +72,3 @@ def test_the_store_is_reached_by_the_flags_of_other_commands() -> None:
     assert set(STORE_OPTIONS) < set(StoreSettings.model_fields)
     kinds = {name: StoreSettings.model_fields[name].annotation for name in STORE_OPTIONS}
     assert {name for name, kind in kinds.items() if kind is bool} == SWITCHES
-    assert bulk_options.URL_VARIABLE == URL_VARIABLE

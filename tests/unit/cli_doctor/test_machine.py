@@ -36,6 +36,7 @@ SOUND = Libraries(
     ],
     installed={"protobuf": "7.36.2", "click": "8.2.1"},
     protobuf_generator="7.35.1",
+    has_server=True,
     has_uvloop=True,
 )
 

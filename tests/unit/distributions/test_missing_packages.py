@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+from shalekv.cli.commands.doctor import PROBLEMS_FOUND
 from shalekv.cli.console.connection import ClientExit
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.main import shalekv
@@ -50,6 +51,7 @@ OF_CLIENTS = {
     "watch": "",
 }
 WITHOUT_SERVER = {"completion": "bash", "shell": ""}  # a shell without input ends at once
+FOR_ALL = {"doctor"}  # in part, see below
 # No server listens there.
 NOWHERE = ("SHALEKV_ADDR", "127.0.0.1:1")
 COMMANDS = f"""
@@ -65,7 +67,8 @@ for words in sys.argv[1:]:
         try:
             main()
         except SystemExit as end:
-            ended[words] = (end.code, said.getvalue())
+            printed.flush()
+            ended[words] = (end.code, said.getvalue(), printed.buffer.getvalue().decode())
 print(json.dumps(ended))
 """
 
@@ -84,6 +87,11 @@ def server(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Environmen
 
 def ended(environment: Environment, *calls: str) -> dict[str, tuple[int, str]]:
     """The exit code and stderr of each of these calls of `shalekv`."""
+    return {call: (code, said) for call, (code, said, _) in called(environment, *calls).items()}
+
+
+def called(environment: Environment, *calls: str) -> dict[str, tuple[int, str, str]]:
+    """As `ended`, with stdout."""
     return dict(json.loads(environment.run(COMMANDS, *calls)))
 
 
@@ -107,7 +115,7 @@ def test_the_base_has_all_for_clients(base: Environment) -> None:
     one line.
     """
     own = {name: f"{name} {words}".strip() for name, words in OF_CLIENTS.items()}
-    others = {*commands()} - {*own, *WITHOUT_SERVER}
+    others = {*commands()} - {*own, *WITHOUT_SERVER, *FOR_ALL}
     found = ended(base, *own.values(), *others, *(" ".join(c) for c in WITHOUT_SERVER.items()))
     for code, said in (found.pop(call) for call in own.values()):
         assert code in {ClientExit.UNREACHABLE, ExitCode.UNEXPECTED}, said
@@ -117,6 +125,19 @@ def test_the_base_has_all_for_clients(base: Environment) -> None:
         assert (code, said.count("\n")) == (ExitCode.USAGE, 1), name
         assert said.endswith(". Install them: pip install 'shalekv[server]'\n")
     assert [code for code, _ in found.values()] == [ExitCode.OK] * len(WITHOUT_SERVER)
+
+
+def test_the_base_examines_machine_and_servers(base: Environment) -> None:
+    """Without what servers need, `shalekv doctor` checks all but the store, and says why."""
+    call = "doctor --url s3://bucket/folder --format json"
+    code, said, printed = called(base, call)[call]
+    found = {(e["area"], e["check"]): e for e in map(json.loads, printed.splitlines())}
+    assert code == PROBLEMS_FOUND, said  # no server listens
+    assert found["machine", "libraries"]["severity"] == "ok"
+    assert found["server 127.0.0.1:1", "reachable"]["severity"] == "problem"
+    assert [e["evidence"] for (area, _), e in found.items() if area in {"store", "database"}] == [
+        "needs pip install 'shalekv[server]'"
+    ]
 
 
 def test_what_a_store_or_an_elector_needs_is_named(server: Environment, tmp_path: Path) -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from shalekv.cli.console.bucket import (
-    optional_url_option,
-    remembered_config,
-    remembered_settings,
-)
-from shalekv.cli.console.configuration import CONFIG_VARIABLE, client_settings
 from shalekv.cli.console.connection import Target, target_options
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.output import Format, format_option, print_line, print_rows, printing
+from shalekv.cli.console.variables import CONFIG_VARIABLE, URL_VARIABLE
 from shalekv.cli.doctor.bundle import (
     TARS,
     ZIP,
@@ -29,12 +26,14 @@ from shalekv.cli.doctor.bundle import (
     write_bundle,
 )
 from shalekv.cli.doctor.diagnosis import Diagnosis, Severity, summary
-from shalekv.cli.doctor.examination import Findings, Subject, examine
-from shalekv.cli.doctor.machine_facts import NO_DATABASE, settings_found
-from shalekv.cli.process.logs import configure_logs
-from shalekv.errors import InvalidSetting
-from shalekv.settings import AnyConfig, DatabaseSettings, LogFormat, LogLevel
-from shalekv.store.verify.scratch import FOLDER
+from shalekv.cli.doctor.examination import NEEDS_SERVER, Findings, Subject, examine
+from shalekv.cli.doctor.machine_facts import settings_found
+from shalekv.format.names import VERIFY_FOLDER
+
+if TYPE_CHECKING:  # of shalekv[server]
+    from shalekv.settings import AnyConfig
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 PROBLEMS_FOUND = 15  # an exit code of this command alone
 COLUMNS = ("area", "check", "severity", "evidence", "fix")
@@ -50,8 +49,9 @@ _MARKS = {
 _HELP = f"""Check this machine, and with --url a store and its database, with --addr servers.
 
 Each finding has its evidence, and the command that helps. "Not checked" says why. With --url one
-object is written into the folder {FOLDER} beside those of the database, read, and deleted again,
-unless --read-only is given. No check waits longer than --timeout-ms.
+object is written into the folder {VERIFY_FOLDER} beside those of the database, read, and deleted
+again, unless --read-only is given. No check waits longer than --timeout-ms. --url needs
+`pip install 'shalekv[server]'`, the other checks do not.
 
 --bundle writes a file for a bug report: the findings, versions, settings that are not the default,
 and the state of the servers and of the manifest. Keys, values, tokens and credentials are not in
@@ -76,10 +76,24 @@ Exit codes:
 """
 
 
-class _AnyDatabase(AnyConfig):
-    """All settings; a database need not be named."""
+def _url_option(command: CommandT) -> CommandT:
+    """A decorator that adds --url, and the flags of a store where their code is installed."""
+    try:
+        from shalekv.cli.console.bucket import optional_url_option  # noqa: PLC0415 (as it says)
+    except ModuleNotFoundError:
+        return click.option(
+            "--url", envvar=URL_VARIABLE, metavar="URL", help=f"A database: {NEEDS_SERVER}."
+        )(command)
+    return optional_url_option(command)
 
-    database: DatabaseSettings = DatabaseSettings(url=NO_DATABASE)
+
+def _problem_of_file(file: Path) -> str:
+    """What is wrong with a file of settings; empty: nothing."""
+    try:
+        from shalekv.cli.doctor.configured import problem_of_file  # noqa: PLC0415 (as it says)
+    except ModuleNotFoundError:
+        return f"{file} is not read: that {NEEDS_SERVER}"
+    return problem_of_file(file)
 
 
 class _DoctorCommand(click.Command):
@@ -88,21 +102,19 @@ class _DoctorCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse without the file of the environment if that is wrong, and remember why."""
         file = os.environ.get(CONFIG_VARIABLE)
+        problem = _problem_of_file(Path(file)) if file else ""
+        if file is None or not problem:
+            return super().parse_args(ctx, args)
+        ctx.meta[_PROBLEM] = problem
+        del os.environ[CONFIG_VARIABLE]
         try:
-            if file:
-                client_settings(Path(file))
-        except InvalidSetting as error:
-            ctx.meta[_PROBLEM] = str(error)
-            del os.environ[CONFIG_VARIABLE]
-            try:
-                return super().parse_args(ctx, args)
-            finally:
-                os.environ[CONFIG_VARIABLE] = file or ""
-        return super().parse_args(ctx, args)
+            return super().parse_args(ctx, args)
+        finally:
+            os.environ[CONFIG_VARIABLE] = file
 
 
 @click.command(cls=_DoctorCommand, help=_HELP, epilog=_EXIT_CODES)
-@optional_url_option
+@_url_option
 @target_options
 @click.option(
     "--read-only", is_flag=True, help="Write nothing: leave out what needs a write to be checked."
@@ -124,12 +136,11 @@ def doctor(
 ) -> None:
     """Check, print the findings, and exit with a code that says whether there is a problem."""
     _check_bundle(bundle)
-    configure_logs(LogFormat.CONSOLE, LogLevel.ERROR)
     subject = _subject(url, target, may_write=not read_only)
     if url is not None and not read_only and subject.config is not None:
         click.echo(
-            f"Writing, reading and deleting one object in {url}/{FOLDER} (--read-only leaves that "
-            "out).",
+            f"Writing, reading and deleting one object in {url}/{VERIFY_FOLDER} (--read-only "
+            "leaves that out).",
             err=True,
         )
     found = asyncio.run(examine(subject))
@@ -158,12 +169,14 @@ def _subject(url: str | None, target: Target, *, may_write: bool) -> Subject:
     context = click.get_current_context()
     problems = context.meta.get(_PROBLEM, "").splitlines()
     config: AnyConfig | None = None
-    try:
-        config = remembered_settings(_AnyDatabase)
-    except click.UsageError as error:
-        problems += error.message.splitlines()
+    given: Path | None = None
+    with suppress(ModuleNotFoundError):  # without shalekv[server]
+        from shalekv.cli.doctor.configured import configuration  # noqa: PLC0415 (as it says)
+
+        config, given, wrong = configuration()
+        problems += wrong
     is_asked = context.get_parameter_source("addr") is not ParameterSource.DEFAULT
-    file = os.environ.get(CONFIG_VARIABLE) or remembered_config()
+    file = os.environ.get(CONFIG_VARIABLE) or given
     return Subject(
         url=url,
         target=target if is_asked else None,

@@ -18,11 +18,11 @@ from shalekv.cli.console.output import (
     printing,
 )
 from shalekv.cli.console.units import size
+from shalekv.format.names import VERIFY_FOLDER
 from shalekv.jobs.drop import FOLDERS, DropJob, DropPlan
 from shalekv.store.cas import CasStore
 from shalekv.store.local import CLOCK_FILE
 from shalekv.store.url import FileUrl, parse_url
-from shalekv.store.verify.scratch import FOLDER as VERIFY_FOLDER
 from shalekv.wording import counted
 
 _HELP = """Delete a database, and, if it is a clone, the snapshot that keeps its SSTs in the parent.

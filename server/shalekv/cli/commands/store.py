@@ -22,11 +22,12 @@ from shalekv.cli.console.output import (
 )
 from shalekv.cli.process.logs import configure_logs
 from shalekv.clock import MachineClock
+from shalekv.format.names import VERIFY_FOLDER
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import LogFormat, LogLevel, StoreSettings
 from shalekv.settings.model import GIB, MIB
 from shalekv.store.opening import open_store
-from shalekv.store.verify.scratch import FOLDER, Effort
+from shalekv.store.verify.scratch import Effort
 from shalekv.store.verify.verdict import CheckFailed, CheckPassed, NotOffered, Unanswered, Verdict
 from shalekv.store.verify.verify import CheckResult, verification
 from shalekv.wording import counted
@@ -58,9 +59,9 @@ A store that accepts conditional requests but ignores the conditions loses data 
 Each line is a passed check, or the finding and the guarantee that is lost. The result "not offered"
 marks an optional guarantee that this store does not give, and that no database needs.
 
-About 2,000 requests are sent. They use the folder {FOLDER} beside those of a database, which may be
-in use meanwhile, and delete their objects at the end. With --cas two_phase the transactional store
-is checked, too, and the object store need not honour conditions.
+About 2,000 requests are sent. They use the folder {VERIFY_FOLDER} beside those of a database, which
+may be in use meanwhile, and delete their objects at the end. With --cas two_phase the transactional
+store is checked, too, and the object store need not honour conditions.
 
 \b
 Examples:

@@ -18,6 +18,7 @@ import click
 
 from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings, settings_in_file
 from shalekv.cli.console.settings_flags import SettingFlag, settings_of
+from shalekv.cli.console.variables import URL_VARIABLE
 from shalekv.cli.process.logs import configure_logs
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, InvalidUrl, ObjectNotFound
@@ -31,8 +32,6 @@ from shalekv.store.url import MemoryUrl, parse_url
 ResultT = TypeVar("ResultT")
 SettingsT = TypeVar("SettingsT", bound=Settings)
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-
-URL_VARIABLE = "SHALEKV_DATABASE__URL"  # as for `shalekv serve`
 
 # The other flags are hidden: they are meant for servers, and a single command can do with their
 # defaults.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 PREFIX = "SHALEKV_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+URL_VARIABLE = f"{PREFIX}DATABASE__URL"  # as for `shalekv serve`
 ADDRESS_VARIABLE = f"{PREFIX}ADDR"
 TOKEN_VARIABLE = f"{PREFIX}TOKEN"
 WIRE_VARIABLE = f"{PREFIX}CLIENT_WIRE"  # the client has it as well: loading that takes long

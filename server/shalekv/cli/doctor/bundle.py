@@ -14,18 +14,20 @@ import platform
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shalekv.cli.console.output import record_of
-from shalekv.cli.console.settings_flags import settings_of
 from shalekv.cli.doctor.diagnosis import Diagnosis, summary
 from shalekv.cli.doctor.machine_facts import libraries_found
 from shalekv.cli.doctor.server_facts import ServerExamination
 from shalekv.protocol.manifest import Manifest, level_sizes
-from shalekv.settings import AnyConfig
 from shalekv_client import Stats, __version__
+
+if TYPE_CHECKING:  # of shalekv[server]
+    from shalekv.cli.console.settings_flags import Setting
+    from shalekv.settings import AnyConfig
 
 ZIP, TARS = ".zip", (".tar.gz", ".tgz")
 MODE = 0o600
@@ -70,9 +72,7 @@ def known_secrets(
 ) -> set[str]:
     """Return what must not be shown: of the environment, the settings, and files of tokens."""
     secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
-    for setting in settings_of(AnyConfig):
-        if setting.is_secret and config is not None:
-            secrets.add(str(getattr(getattr(config, setting.group), setting.name)))
+    secrets.update(str(value) for setting, value in _set(config) if setting.is_secret)
     for file in token_files:
         try:
             secrets.update(file.read_text(errors="replace").split())
@@ -83,14 +83,21 @@ def known_secrets(
 
 def settings_record(config: AnyConfig | None) -> Mapping[str, Any]:
     """Return the settings that are not the default; of secrets, only that they are set."""
-    if config is None:
-        return {}
     found = {}
-    for setting in settings_of(AnyConfig):
-        value = getattr(getattr(config, setting.group), setting.name)
+    for setting, value in _set(config):
         if setting.field.is_required() or value != setting.field.default:
             found[setting.toml_key] = f"{MASK} (set)" if setting.is_secret else str(value)
     return found
+
+
+def _set(config: AnyConfig | None) -> Iterator[tuple[Setting, Any]]:
+    """All settings with their values; none without a configuration."""
+    if config is None:
+        return
+    from shalekv.cli.console.settings_flags import settings_of  # noqa: PLC0415 (of shalekv[server])
+
+    for setting in settings_of(type(config)):
+        yield setting, getattr(getattr(config, setting.group), setting.name)
 
 
 def manifest_record(manifest: Manifest) -> Mapping[str, Any]:

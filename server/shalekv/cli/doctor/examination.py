@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from shalekv.cli.console.bucket import opened_store
 from shalekv.cli.console.connection import Target
-from shalekv.cli.doctor.database import DATABASE
-from shalekv.cli.doctor.database_facts import DatabaseExamination
-from shalekv.cli.doctor.diagnosis import Area, Diagnosis, Severity
-from shalekv.cli.doctor.machine import SettingsFound, judge_machine
+from shalekv.cli.doctor.diagnosis import Area, Diagnosis
+from shalekv.cli.doctor.machine import INSTALL_SERVER, SettingsFound, judge_machine
 from shalekv.cli.doctor.machine_facts import machine_facts
 from shalekv.cli.doctor.server_facts import ServerExamination
-from shalekv.cli.doctor.store import STORE
-from shalekv.cli.doctor.store_facts import StoreExamination, place_flags
-from shalekv.errors import InvalidSetting, ShaleError
+from shalekv.errors import ShaleError
 from shalekv.protocol.manifest import Manifest
 from shalekv.runtime import ThreadWorkers
-from shalekv.settings import AnyConfig
-from shalekv.store.url import parse_url
 from shalekv_client import ShaleKVError
 
-MACHINE = Area("machine")
+if TYPE_CHECKING:  # of shalekv[server]
+    from shalekv.settings import AnyConfig
+
+MACHINE, STORE = Area("machine"), Area("store")
+NEEDS_SERVER = f"needs {INSTALL_SERVER}"
 
 Work = Callable[[], Awaitable[Sequence[Diagnosis]]]
 
@@ -35,7 +32,7 @@ class Subject:
 
     url: str | None  # None: no database
     target: Target | None  # None: no servers
-    config: AnyConfig | None  # None: the settings are wrong
+    config: AnyConfig | None  # None: the settings are wrong, or there is no code to read them
     settings: SettingsFound
     may_write: bool
     timeout_ms: int  # of each check
@@ -89,6 +86,8 @@ async def checked(
         return [area.unchecked(check, silence)]
     except (ShaleError, ShaleKVError) as error:
         return [area.unchecked(check, str(error))]
+    except ModuleNotFoundError:
+        return [area.unchecked(check, NEEDS_SERVER)]
     except OSError as error:
         return [area.unchecked(check, error.strerror or "the system refuses")]
     except Exception as error:  # noqa: BLE001 - the other checks go on, and its text may be a secret
@@ -106,69 +105,13 @@ async def _machine(subject: Subject, workers: ThreadWorkers) -> list[Diagnosis]:
 async def _stored(subject: Subject, found: Findings) -> list[Diagnosis]:
     if subject.url is None:
         return [STORE.unchecked("store", "no --url was given")]
+    try:
+        from shalekv.cli.doctor.stored import examined_store  # noqa: PLC0415 (of shalekv[server])
+    except ModuleNotFoundError:
+        return [STORE.unchecked("store", NEEDS_SERVER)]
     if subject.config is None:
         return [STORE.unchecked("store", "the settings are wrong: see above")]
-    settings, timeout_ms = subject.config.store, subject.timeout_ms
-    async with AsyncExitStack() as stack:
-        try:
-            opened = await stack.enter_async_context(opened_store(subject.url, settings))
-        except InvalidSetting as error:
-            return [STORE.problem("store", str(error))]
-        plain, cas = opened
-        place = parse_url(subject.url)
-        examination = StoreExamination(
-            place, plain, cas.runtime, settings, may_write=subject.may_write
-        )
-        diagnoses = await checked(STORE, "credentials", examination.credentials, timeout_ms)
-        where = place_flags(plain.url, settings)
-        tried = await checked(
-            STORE,
-            "permissions",
-            examination.operations,
-            timeout_ms,
-            if_silent=f"shalekv store verify {where}    # the network, or a wrong --endpoint-url?",
-        )
-        diagnoses += tried
-        if any(each.check in ("list", "permissions") and _is_bad(each) for each in tried):
-            return [
-                *diagnoses,
-                DATABASE.unchecked("database", "the store cannot be read: see above"),
-            ]
-        diagnoses += await checked(STORE, "clock", examination.clock, timeout_ms)
-        diagnoses += await checked(STORE, "rules", examination.rules, timeout_ms)
-        may_ask_time = subject.may_write or examination.tells_time_to_readers
-        database = DatabaseExamination(
-            plain,
-            cas,
-            subject.config,
-            where=where,
-            may_ask_time=may_ask_time,
-        )
-        diagnoses += await _database(database, timeout_ms)
-        found.manifest = database.facts.manifest if database.facts else None
-        return diagnoses
-
-
-def _is_bad(diagnosis: Diagnosis) -> bool:
-    return diagnosis.severity in (Severity.PROBLEM, Severity.UNCHECKED)
-
-
-async def _database(database: DatabaseExamination, timeout_ms: int) -> list[Diagnosis]:
-    diagnoses = await checked(DATABASE, "manifest", database.manifest, timeout_ms)
-    facts = database.facts
-    if facts is None:
-        return diagnoses
-    checks: dict[str, Work] = {
-        "writer": lambda: database.writer(facts),
-        "wal": lambda: database.work(facts),
-        "pins": lambda: database.pins(facts),
-        "garbage": lambda: database.garbage(facts),
-        "safekeepers": lambda: database.safekeepers(facts),
-        "records": lambda: database.records(facts),
-    }
-    for name, work in checks.items():
-        diagnoses += await checked(DATABASE, name, work, timeout_ms)
-    return diagnoses
+    return await examined_store(subject, subject.url, subject.config, found)
 
 
 async def _server(subject: Subject, server: ServerExamination) -> list[Diagnosis]:

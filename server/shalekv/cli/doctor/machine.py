@@ -14,7 +14,7 @@ FILES_MIN = 4_096  # connections, WAL objects and SSTs of a loaded server
 DISK_LOW_BYTES = 2_000_000_000
 DISK_FULL_BYTES = 200_000_000
 SERVER, CLIENT = "shalekv", "shalekv-client"
-ALWAYS = frozenset({"", "server"})  # extras that a server needs; "" has what is always installed
+INSTALL_SERVER = "pip install 'shalekv[server]'"
 # An extra was asked for if this library of it is installed: others are used by other programs, too.
 DRIVERS: Mapping[str, str] = {
     "azure": "obstore",
@@ -50,6 +50,7 @@ class Libraries:
     requirements: Sequence[Requirement]
     installed: Mapping[str, str]  # version by name of a required library; what is missing is not in
     protobuf_generator: str  # the version that made the generated code; empty: not known
+    has_server: bool  # the extra `server` was asked for
     has_uvloop: bool
 
 
@@ -120,21 +121,25 @@ def _python(facts: MachineFacts) -> Diagnosis:
 def judge_libraries(libraries: Libraries) -> Iterator[Diagnosis]:
     """Judge the versions of ShaleKV itself and of what it needs."""
     yield _distributions(libraries)
-    wanted = ALWAYS | {extra for extra, lib in DRIVERS.items() if lib in libraries.installed}
+    wanted = {"", "server"} if libraries.has_server else {""}  # "" has what is always installed
+    wanted |= {extra for extra, lib in DRIVERS.items() if lib in libraries.installed}
     needed = [each for each in libraries.requirements if each.extra in wanted]
     wrong = [*_wrong_libraries(needed, libraries.installed)]
     yield from wrong
     if not wrong:
         extras = ", ".join(sorted(wanted - {""}))
+        target = f"{SERVER}[{extras}]" if extras else SERVER
         count = len({each.name for each in needed})
-        yield _MACHINE.ok("libraries", f"{count} libraries of shalekv[{extras}] fit the metadata")
+        yield _MACHINE.ok("libraries", f"{count} libraries of {target} fit the metadata")
     yield _generated_code(libraries)
-    if libraries.has_uvloop:
+    if not libraries.has_server:
+        yield _MACHINE.ok(
+            "server", f"not installed: commands of clients work; for others: {INSTALL_SERVER}"
+        )
+    elif libraries.has_uvloop:
         yield _MACHINE.ok("uvloop", "the faster event loop is installed")
     else:
-        yield _MACHINE.problem(
-            "uvloop", "is not installed: servers do not start", "pip install 'shalekv[server]'"
-        )
+        yield _MACHINE.problem("uvloop", "is not installed: servers do not start", INSTALL_SERVER)
 
 
 def _distributions(libraries: Libraries) -> Diagnosis:

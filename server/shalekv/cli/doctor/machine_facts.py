@@ -14,9 +14,9 @@ from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from shalekv.cli.console.configuration import CONFIG_VARIABLE
-from shalekv.cli.console.settings_flags import ENVIRONMENT_PREFIX
+from shalekv.cli.console.variables import CONFIG_VARIABLE, PREFIX
 from shalekv.cli.doctor.machine import (
     CLIENT,
     SERVER,
@@ -27,11 +27,15 @@ from shalekv.cli.doctor.machine import (
     Requirement,
     SettingsFound,
 )
-from shalekv.settings import AnyConfig
+from shalekv.errors import InvalidUrl
 from shalekv.store.url import FileUrl, parse_url
 from shalekv_client import __version__
 
-NO_DATABASE = "memory://doctor"  # in place of the one setting that has no default
+if TYPE_CHECKING:  # of shalekv[server]
+    from shalekv.settings import AnyConfig
+
+# Each of these is needed by a server, and by few other programs.
+_OF_SERVERS = ("aiobotocore", "pydantic_settings", "structlog")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*([^;]*)(?:;(.*))?")
 _EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
 # Conditions that hold wherever ShaleKV runs.
@@ -45,7 +49,7 @@ def settings_found(
     file: str, environment: Mapping[str, str], problems: Sequence[str]
 ) -> SettingsFound:
     """Return where settings come from, and what is wrong with them."""
-    names = [name.upper() for name in environment if name.upper().startswith(ENVIRONMENT_PREFIX)]
+    names = [name.upper() for name in environment if name.upper().startswith(PREFIX)]
     return SettingsFound(file, len(set(names) - {CONFIG_VARIABLE}), problems)
 
 
@@ -54,7 +58,7 @@ def machine_facts(
 ) -> MachineFacts:
     """Gather the facts. It may block as long as a disk that does not answer.
 
-    `config`: None if the settings are wrong; then their defaults count.
+    `config`: None if the settings are wrong or not read; then their defaults count.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     listen = "127.0.0.1:7654" if config is None else config.server.listen
@@ -93,6 +97,7 @@ def libraries_found() -> Libraries:
         requirements=needed,
         installed=installed,
         protobuf_generator=_generator(),
+        has_server=any(find_spec(name) is not None for name in _OF_SERVERS),
         has_uvloop=find_spec("uvloop") is not None,
     )
 
@@ -125,9 +130,10 @@ def _disks(url: str | None, config: AnyConfig | None) -> Iterator[Disk]:
     folders = {"temporary files": Path(tempfile.gettempdir())}
     if config is not None and config.disk_cache.disk_cache_path:
         folders["cache"] = Path(config.disk_cache.disk_cache_path)
-    place = parse_url(url) if url else None
-    if isinstance(place, FileUrl):
-        folders["database"] = place.path
+    with suppress(InvalidUrl):  # without shalekv[server] it is not checked before
+        place = parse_url(url) if url else None
+        if isinstance(place, FileUrl):
+            folders["database"] = place.path
     for purpose, folder in folders.items():
         with suppress(OSError):
             usage = shutil.disk_usage(nearest(folder))

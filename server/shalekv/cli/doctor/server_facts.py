@@ -7,8 +7,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-from cryptography import x509
+from typing import TYPE_CHECKING
 
 from shalekv.cli.console.connection import Target
 from shalekv.cli.console.failures import FAIL_FAST
@@ -36,6 +35,9 @@ from shalekv_client import (
     __version__,
 )
 
+if TYPE_CHECKING:  # of shalekv[server]
+    from cryptography import x509
+
 _UNIX = "unix:"
 
 
@@ -57,6 +59,8 @@ class ServerExamination:
         tls = self._target.tls
         if tls is None or self._host == "unix":
             return []
+        from cryptography import x509  # noqa: PLC0415 (of shalekv[server])
+
         found = [await self._served_certificate()]
         if tls.certificate:
             data = await asyncio.to_thread(Path(tls.certificate).read_bytes)
@@ -70,6 +74,8 @@ class ServerExamination:
 
     async def _served_certificate(self) -> Certificate:
         """Read the certificate that the server shows. Nothing is sent to it, so none is trusted."""
+        from cryptography import x509  # noqa: PLC0415 (of shalekv[server])
+
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -136,6 +142,8 @@ class ServerExamination:
 
 def certificate_of(owner: str, read: x509.Certificate) -> Certificate:
     """Return what is judged of a certificate."""
+    from cryptography import x509  # noqa: PLC0415 (of shalekv[server])
+
     try:
         found = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         names = [*found.get_values_for_type(x509.DNSName)]

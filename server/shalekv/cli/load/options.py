@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from shalekv.cli.console.keys import Encoding
 from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.units import duration
-from shalekv.cli.console.variables import CONFIG_VARIABLE
+from shalekv.cli.console.variables import CONFIG_VARIABLE, URL_VARIABLE
 from shalekv.cli.load.formats import FileFormat, file_format_option, format_of_name
 from shalekv.cli.load.lines import ColumnChoice
 from shalekv.cli.load.source import InputOptions
@@ -30,7 +30,6 @@ BATCH_BYTES_MAX = 64 * MIB
 RATE_MAX = 1_000_000_000
 SORT_MEMORY_BYTES = 256 * MIB
 SORT_MEMORY_BYTES_MIN = 4 * MIB
-URL_VARIABLE = "SHALEKV_DATABASE__URL"  # as for `shalekv serve`
 
 # Settings that configure access to a store, as for the commands that read one.
 STORE_OPTIONS: Mapping[str, str] = {

@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 
 from shalekv.errors import ObjectNotFound, StoreError, StoreUnavailable
+from shalekv.format.names import VERIFY_FOLDER
 from shalekv.protocol.manifest import CasMode
 from shalekv.runtime import Runtime
 from shalekv.store.api import Created, Exists, ObjectStore, Unknown
-from shalekv.store.verify.scratch import FOLDER, OWN, RANDOM_BITS
+from shalekv.store.verify.scratch import OWN, RANDOM_BITS
 
 PROBE = b"shalekv doctor"
 
@@ -47,11 +48,11 @@ async def try_all(store: ObjectStore, runtime: Runtime, *, may_write: bool) -> A
     yield listed
     if listed.outcome is TrialOutcome.UNANSWERED:
         return
-    yield await _tried("get", _get_missing(store, f"{FOLDER}{OWN}missing"))
+    yield await _tried("get", _get_missing(store, f"{VERIFY_FOLDER}{OWN}missing"))
 
     if not may_write:
         return
-    name = f"{FOLDER}{OWN}{runtime.random.getrandbits(RANDOM_BITS):016x}-doctor"
+    name = f"{VERIFY_FOLDER}{OWN}{runtime.random.getrandbits(RANDOM_BITS):016x}-doctor"
     created = await _tried("put", _create(store, name))
     yield created
     if created.outcome is not TrialOutcome.DONE:
@@ -84,7 +85,7 @@ async def _tried(operation: str, request: Awaitable[None]) -> Trial:
 
 
 async def _list(store: ObjectStore) -> None:
-    async for _ in store.list(FOLDER):
+    async for _ in store.list(VERIFY_FOLDER):
         return
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
-from shalekv.format.names import parse_temporary_name
+from shalekv.format.names import VERIFY_FOLDER, parse_temporary_name
 from shalekv.protocol.manifest import CasMode
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
@@ -35,7 +35,6 @@ T = TypeVar("T")
 # Called before each wait with the number of failed attempts and the error of the last one.
 RetryListener = Callable[[int, StoreError], None]
 
-FOLDER = "verify/"
 OWN = "verify-"  # prefix of the names, by which they are recognised in any folder
 RANDOM_BITS = 64  # in the names of a run
 PARALLEL_CREATES = 32  # where many objects are needed
@@ -92,7 +91,7 @@ class Scratch:
         """Return one of the views, with retries of reads; `number` is taken modulo their count."""
         return self._readers[number % len(self._readers)]
 
-    def name(self, label: str, *, folder: str = FOLDER) -> str:
+    def name(self, label: str, *, folder: str = VERIFY_FOLDER) -> str:
         """Return a new name, which is deleted at the end. REQUIRES: `label` was not used before."""
         name = f"{folder}{self.own}{label}"
         self._names.append(name)
@@ -140,7 +139,7 @@ class Scratch:
         metadata: Mapping[str, str] = NO_METADATA,
         *,
         at: int = 0,
-        folder: str = FOLDER,
+        folder: str = VERIFY_FOLDER,
     ) -> str:
         """Create an object; return its name, of which no create can be in flight any more."""
         attempt = 0
@@ -169,7 +168,7 @@ class Scratch:
             await self.create_until_answered(name, name.encode(), at=at)
 
     async def list_own(
-        self, label: str = "", *, at: int = 0, start_after: str = "", folder: str = FOLDER
+        self, label: str = "", *, at: int = 0, start_after: str = "", folder: str = VERIFY_FOLDER
     ) -> list[ObjectInfo]:
         """List the objects of this run whose label begins with `label`, in the store's order."""
         own = f"{folder}{self.own}{label}"

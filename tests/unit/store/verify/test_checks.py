@@ -13,12 +13,13 @@ import pytest
 
 from shalekv.errors import StoreUnfit
 from shalekv.format import names
+from shalekv.format.names import VERIFY_FOLDER
 from shalekv.server.database import create_database
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore, RequestKind
 from shalekv.store.memory import MemoryObjects
 from shalekv.store.two_phase.store import TwoPhaseStore
-from shalekv.store.verify.scratch import FOLDER, Effort
+from shalekv.store.verify.scratch import Effort
 from shalekv.store.verify.verdict import CheckFailed, CheckPassed, NotOffered, Unanswered, Verdict
 from shalekv.store.verify.verify import check_fit, verification
 from tests.kit import careless_stores as careless
@@ -76,7 +77,7 @@ async def test_a_careful_store_passes() -> None:
     )
     assert len(checked.verdicts) == 13
     assert checked.left == []
-    assert await gathered(Careful(objects).list(FOLDER)) == []
+    assert await gathered(Careful(objects).list(VERIFY_FOLDER)) == []
     assert await gathered(Careful(objects).list("levels/")) == []
 
 
@@ -150,7 +151,7 @@ async def test_two_phases_pass_without_conditions() -> None:
     assert isinstance(checked.verdicts["record-races"], CheckPassed)
     assert checked.left == []
     store = open_one()
-    assert await gathered(store.list(FOLDER)) == []
+    assert await gathered(store.list(VERIFY_FOLDER)) == []
     assert await gathered(store.records.list(store.url, uncommitted_only=False)) == []
 
 
@@ -182,9 +183,9 @@ async def test_what_was_made_is_deleted_when_it_is_cancelled() -> None:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(checked.run())
         await arrived.wait()
-        assert await gathered(Careful(objects).list(FOLDER)) != []
+        assert await gathered(Careful(objects).list(VERIFY_FOLDER)) != []
         running.cancel()
-    assert await gathered(Careful(objects).list(FOLDER)) == []
+    assert await gathered(Careful(objects).list(VERIFY_FOLDER)) == []
     assert checked.left == []
 
 
@@ -204,7 +205,7 @@ async def test_a_store_that_does_not_answer_is_not_called_unfit(operation: str) 
     await checked.run()
     assert checked.failed == set()
     unanswered = {name for name, each in checked.verdicts.items() if isinstance(each, Unanswered)}
-    there = {info.name for info in await gathered(Careful(objects).list(FOLDER))}
+    there = {info.name for info in await gathered(Careful(objects).list(VERIFY_FOLDER))}
     if operation == "create":
         assert unanswered >= {"create-races", "second-create"}
         assert not there
@@ -229,7 +230,7 @@ async def test_what_it_costs() -> None:
     await check_fit(store, inline_runtime(), StoreSettings())
     assert store.sent.total <= REQUESTS_MAX
     assert store.sent.by_kind[RequestKind.WRITE] == 14
-    assert await gathered(store.list(FOLDER)) == []
+    assert await gathered(store.list(VERIFY_FOLDER)) == []
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ async def test_no_database_is_created_on_an_unfit_store(kind: Kind, guarantee: s
     store = kind(objects)
     with pytest.raises(StoreUnfit, match=f"no {guarantee}.*shalekv store verify"):
         await create_database(store, inline_runtime(), StoreSettings())
-    for folder in (names.MANIFEST_FOLDER, FOLDER, names.WAL_FOLDER):
+    for folder in (names.MANIFEST_FOLDER, VERIFY_FOLDER, names.WAL_FOLDER):
         assert await gathered(Careful(objects).list(folder)) == []
 
 
@@ -270,7 +271,7 @@ async def test_two_phases_are_fit_without_conditions() -> None:
     await create_database(store, inline_runtime(), StoreSettings())
     (record,) = await gathered(store.records.list(store.url, uncommitted_only=False))
     assert record.destination.name == names.manifest_name(0)
-    assert await gathered(store.list(FOLDER)) == []
+    assert await gathered(store.list(VERIFY_FOLDER)) == []
 
 
 async def test_lost_replies_do_not_count_as_an_unfit_store() -> None:
@@ -300,4 +301,4 @@ async def test_a_late_create_does_not_count_as_a_lost_delete() -> None:
 
     store = FaultyStore(Careful(objects), before=lose, after=land)
     await check_fit(store, inline_runtime(), StoreSettings())
-    assert await gathered(Careful(objects).list(FOLDER)) == []
+    assert await gathered(Careful(objects).list(VERIFY_FOLDER)) == []
