@@ -476,7 +476,10 @@ def test_each_problem_has_a_line_with_advice(
 
 
 def test_problems_of_safekeepers() -> None:
-    """Members that do not follow, are full or lag are problems, and an archive that is behind."""
+    """Members that do not follow, are full or lag are problems, and an archive that is behind.
+
+    Without a quorum, who is away is said once, with the calls that fail.
+    """
 
     def texts(message: admin_pb2.StatusReply) -> list[str]:
         return [each.text for each in problems(status_of(message))]
@@ -489,6 +492,14 @@ def test_problems_of_safekeepers() -> None:
     assert texts(full) == ["safekeeper sk0:7655 is full", f"{away} (its disk was lost)"]
     lagging.quorum.committed_lsn += 20_000
     assert texts(lagging)[0] == "safekeeper sk0:7655 is 20,001 records behind the majority"
+    dead = with_quorum()
+    dead.write_readiness.CopyFrom(admin_pb2.Readiness(cause="no quorum", unready_ms=61_700))
+    assert texts(dead) == ["writes fail: no quorum for 62 s; not connected: sk2:7655"]
+    dead.read_readiness.CopyFrom(
+        admin_pb2.Readiness(cause="no quorum", unready_ms=5, problem="sk2:7655 is away.")
+    )
+    dead.write_readiness.problem = "sk2:7655 is away."
+    assert texts(dead) == ["reads and writes fail: no quorum for 62 s: sk2:7655 is away"]
     behind.memory.parts.append(UNARCHIVED)
     assert texts(behind)[-1].startswith("7 B / 8 B of the log are not in the store yet")
 

@@ -214,6 +214,20 @@ async def test_a_check_never_ends_the_others() -> None:
         assert SECRET not in found.evidence
 
 
+async def test_missing_credentials_are_one_problem(tmp_path: Path) -> None:
+    """Without credentials, that is the problem; what depends on them is not checked."""
+    none = str(tmp_path / "none")
+    env = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"), "")
+    env |= {"AWS_CONFIG_FILE": none, "AWS_SHARED_CREDENTIALS_FILE": none}
+    env |= {"AWS_EC2_METADATA_DISABLED": "true"}
+    result = await run("--url", "s3://bucket/db", "--format", "json", env=env)
+    found = found_in(result)
+    stored = {at: severity for at, (severity, _) in found.items() if at[0] != "machine"}
+    assert stored.pop(("store", "credentials")) == "problem"
+    assert set(stored.values()) == {"not checked"}
+    assert "no credentials" in found["database", "database"][1]
+
+
 async def test_who_does_not_answer_is_a_problem() -> None:
     """A store, or a server, that accepts connections and says nothing is no healthy one."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -33,13 +33,14 @@ _COMPACTOR = (
     "Check that a compactor runs (`shalekv serve` has one unless --no-with-compactor is given) and "
     "that it is not slower than the writes."
 )
+_NO_QUORUM = "no quorum"
 _ADVICE: Mapping[str, str] = MappingProxyType(  # by the cause of a readiness
     {
         "store unreachable": (
             "Check the disk or the network, and the credentials of the server. It goes on by "
             "itself when the store answers."
         ),
-        "no quorum": (
+        _NO_QUORUM: (
             "Start the safekeepers again, or replace one that is lost (`shalekv safekeeper "
             "replace`). Writes go on by themselves when a majority answers."
         ),
@@ -73,9 +74,7 @@ class Problem:
 
 def problems(status: Status) -> Iterator[Problem]:
     """Yield what is wrong with a server; nothing: all is well."""
-    for calls, readiness in (("reads", status.read_readiness), ("writes", status.write_readiness)):
-        if readiness is not None and not readiness.is_ready:
-            yield _not_ready(calls, readiness)
+    yield from _of_readiness(status)
     yield from _of_processes(status)
     if status.reader is not None:
         yield from _of_reader(status.reader)
@@ -97,10 +96,36 @@ def problems(status: Status) -> Iterator[Problem]:
         )
 
 
-def _not_ready(calls: str, readiness: Readiness) -> Problem:
+def _of_readiness(status: Status) -> Iterator[Problem]:
+    """One problem for each cause, though both reads and writes may fail by it."""
+    failing = _failing(status)
+    reads, writes = failing.get("reads"), failing.get("writes")
+    if reads is not None and writes is not None and reads.cause == writes.cause:
+        longer = max(reads, writes, key=lambda each: each.unready_ms)
+        failing = {"reads and writes": longer}
+    for calls, readiness in failing.items():
+        away = _away(status) if readiness.cause == _NO_QUORUM else []
+        yield _not_ready(calls, readiness, away)
+
+
+def _away(status: Status) -> Sequence[str]:
+    """The addresses of the safekeepers that do not follow the writer."""
+    members = status.quorum.members if status.quorum is not None else ()
+    return [each.address for each in members if not each.is_connected]
+
+
+def _failing(status: Status) -> dict[str, Readiness]:
+    found = {"reads": status.read_readiness, "writes": status.write_readiness}
+    return {calls: each for calls, each in found.items() if each and not each.is_ready}
+
+
+def _not_ready(calls: str, readiness: Readiness, away: Sequence[str]) -> Problem:
     text = f"{calls} fail: {readiness.cause} for {duration_text(readiness.unready_ms)}"
     if readiness.problem:  # not shown to callers without the verb admin
         text += f": {readiness.problem.rstrip('.')}"
+    unnamed = [address for address in away if address not in readiness.problem]
+    if unnamed:
+        text += f"; not connected: {', '.join(unnamed)}"
     return Problem(text, _ADVICE.get(readiness.cause, "The log of the server says more."))
 
 
@@ -121,10 +146,13 @@ def _of_reader(reader: ReaderStatus) -> Iterator[Problem]:
 
 def _of_safekeepers(status: Status, quorum: QuorumStatus) -> Iterator[Problem]:
     replace = "Start it again, or replace it (`shalekv safekeeper replace`)."
+    is_told = any(each.cause == _NO_QUORUM for each in _failing(status).values())  # who is away
     for each in quorum.members:
         name = f"safekeeper {each.address}"
         behind = quorum.committed_lsn - each.flushed_lsn
         if not each.is_connected:
+            if is_told:
+                continue
             why = f" ({each.problem.rstrip('.')})" if each.problem else ""
             yield Problem(f"{name} does not follow the writer{why}", replace)
         elif each.is_full:

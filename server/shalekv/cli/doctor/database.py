@@ -237,7 +237,7 @@ def judge_safekeepers(
         yield DATABASE.ok("safekeepers", evidence)
     states = [each.status for each in probes if each.status is not None]
     if not states:
-        yield DATABASE.unchecked("archive", "no safekeeper answers")
+        yield DATABASE.unchecked("archive", "no safekeeper answers: see above")
         return
     waiting = max(state.log_bytes for state in states)
     failing = next((state.archive_problem for state in states if state.archive_problem), "")

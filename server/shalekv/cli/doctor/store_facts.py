@@ -72,7 +72,9 @@ class StoreExamination:
                 try:
                     return [judge_source(await credentials_source(self._settings.aws_profile))]
                 except CredentialsFailed as failed:
-                    fix = "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=..."
+                    fix = (
+                        "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...    # or --anonymous"
+                    )
                     return [STORE.problem("credentials", failed.describe(place), fix)]
             case BucketUrl(provider=provider):
                 prefix = _VARIABLES[provider]

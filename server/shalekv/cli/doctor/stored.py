@@ -34,6 +34,12 @@ async def examined_store(
             place, plain, cas.runtime, settings, may_write=subject.may_write
         )
         diagnoses = await checked(STORE, "credentials", examination.credentials, timeout_ms)
+        if any(each.severity is Severity.PROBLEM for each in diagnoses):
+            dependent = (STORE, "permissions"), (STORE, "rules"), (DATABASE, "database")
+            return [
+                *diagnoses,
+                *(area.unchecked(check, "no credentials: see above") for area, check in dependent),
+            ]
         where = place_flags(plain.url, settings)
         tried = await checked(
             STORE,
