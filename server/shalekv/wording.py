@@ -16,12 +16,12 @@ def counted(count: int, thing: str) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """Format milliseconds since the epoch: ``2026-05-01T12:30:00Z``, or ``N ms`` past year 9999."""
+    """Format milliseconds since the epoch: ``2026-05-01 12:30:00Z``, or ``N ms`` past year 9999."""
     try:
         at = _EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:
         return f"{time_ms} ms"
-    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return at.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,8 +107,8 @@ def test_pins_are_told_by_kind_with_the_largest() -> None:
     }
     named = by_check["snapshots"]
     assert named.evidence == (
-        "2 keep 3.0 GiB beyond the current manifest, 2.0 GiB by it's old alone; the oldest is of "
-        "2023-11-14T22:13:20Z"
+        "2 snapshots keep 3.0 GiB beyond the current state, it's old alone 2.0 GiB; the oldest was "
+        "made at 2023-11-14 22:13:20Z"
     )
     assert named.fix == "shalekv snapshot delete 'it'\"'\"'s old' --url file:///db"
     assert "--force" in by_check["snapshots for clones"].fix

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _HELP = """Delete KEY, or all keys of a range, and print the sequence number of the commit.
 
-Deleting a key without a value succeeds, unless a condition forbids it. A range is deleted in one
+A key without a value is no error: the exit code is 0, and stderr says so, unless a condition
+forbids it. A range is deleted in one
 commit. There is no confirmation, but --all requires --yes.
 
 stderr says how many keys were deleted. For that the server reads them, up to 10,000, which takes

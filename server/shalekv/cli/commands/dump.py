@@ -63,6 +63,14 @@ _STDOUT = Path("-")
 _FORMAT_FLAG = "--output-format"
 
 
+def _refuse_more(
+    _context: click.Context, _argument: click.Parameter, words: tuple[str, ...]
+) -> None:
+    if words:
+        hint = f"Did you mean --prefix {words[0]}?"
+        raise click.UsageError(f"dump takes one FILE, and '{words[0]}' follows it. {hint}")
+
+
 @dataclass(slots=True)
 class _Dumped(RowsWritten):
     expiring_rows: int = 0
@@ -71,6 +79,7 @@ class _Dumped(RowsWritten):
 
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
 @click.argument("file", type=_FILE, metavar="[FILE]", required=False)
+@click.argument("more", nargs=-1, metavar="", expose_value=False, callback=_refuse_more)
 @range_options
 @click.option("--output", type=_FILE, metavar="FILE", help="Another way to give FILE.")
 @file_format_option(_FORMAT_FLAG, "The format.  [default: by the name of FILE, or ndjson]")

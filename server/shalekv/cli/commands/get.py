@@ -99,6 +99,12 @@ def counter_of(found: Value) -> int | None:
     return None if is_text else number
 
 
+def counter_field(found: Value) -> dict[str, int]:
+    """Return the member of a JSON object with the number of a counter; of others, nothing."""
+    counter = counter_of(found)
+    return {} if counter is None else {"counter": counter}
+
+
 def _check_counter(found: Value) -> None:
     try:
         found.as_int()
@@ -131,7 +137,7 @@ def _print(
                 {
                     **json_field("key", key, encoding),
                     **({"value": counter} if as_int64 else value),
-                    **({} if counter is None or as_int64 else {"counter": counter}),
+                    **({} if as_int64 else counter_field(found)),
                     "seq": found.seq,
                     "expire_at_ms": found.expire_at_ms,
                 }

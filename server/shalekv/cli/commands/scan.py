@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import click
 
+from shalekv.cli.commands.get import counter_field
 from shalekv.cli.console.atomic_file import output_option, printing_into
 from shalekv.cli.console.connection import Target, exit_codes_of_calls, target_options
 from shalekv.cli.console.keys import Encoding, encoding_options, json_field
@@ -31,7 +32,7 @@ from shalekv.cli.console.output import (
 )
 from shalekv.cli.console.talking import talk
 from shalekv.wording import counted
-from shalekv_client import Client, Entry
+from shalekv_client import Client, Entry, Value
 
 Arguments: TypeAlias = dict[str, Any]  # of `Client.scan`
 Printer: TypeAlias = Callable[[Sequence[Entry]], None]
@@ -184,7 +185,10 @@ def _printer(
 
     def print_objects(page: Sequence[Entry]) -> None:
         for e in page:
-            value = {} if keys_only else json_field("value", e.value, encoding)
+            value: dict[str, str | int] = {}
+            if not keys_only:
+                found = Value(e.value, e.seq, e.expire_at_ms)
+                value = {**json_field("value", e.value, encoding), **counter_field(found)}
             key = json_field("key", e.key, encoding)
             print_json({**key, **value, "seq": e.seq, "expire_at_ms": e.expire_at_ms})
 

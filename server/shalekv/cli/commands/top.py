@@ -30,13 +30,12 @@ from shalekv.cli.console.units import (
     NEVER,
     US_PER_MS,
     duration,
-    moment,
     rate,
     share,
     size,
     time,
 )
-from shalekv.wording import MS_PER_S
+from shalekv.wording import MS_PER_S, moment
 from shalekv_client import (
     CacheStatus,
     CallStatus,

@@ -40,7 +40,8 @@ _HELP = """Print every commit to the keys that begin with PREFIX, or to a range,
 
 Prints whole commits in order, each once, from now on or from --from-seq on, until Ctrl-C. If the
 server fails, the watch continues with another one of --addr, or with the same one when it is back.
-At the end, stderr has the --from-seq with which to continue.
+At the end, stderr has the --from-seq with which to continue. --timeout-ms bounds the wait for a
+server, not for commits.
 
 With --consumer the server keeps what this consumer has not printed yet, for a day after its last
 connection (server setting consumer_lease_ttl_s), and the next watch with this name continues there.

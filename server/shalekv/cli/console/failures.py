@@ -123,7 +123,7 @@ def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
         return [_KNOWN_ADVICE if target.has_credentials else _UNKNOWN_ADVICE]
     lines = []
     if isinstance(error, PermissionDenied):
-        lines.append("An administrator can grant a role that allows it: `shalekv grant --help`.")
+        lines.append("Roles are granted with `shalekv grant set`: see its --help.")
     if isinstance(error, NoWriter):
         lines.append("Is one running? See --addr, and `shalekv serve --help` to start one.")
     if isinstance(error, DeadlineExceeded) and not error.reason:

@@ -73,6 +73,8 @@ class _CopyColumn(ProgressColumn):
         done_bytes = copying.bytes_copied + copying.bytes_present
         task.completed, task.total = done_bytes, copying.bytes_total or None
         done = copying.objects_copied + copying.objects_present
+        if not copying.objects_total:  # they are still being listed
+            return Text(f"{done:,} objects, {done_bytes // _MIB:,} MiB")
         return Text(
             f"{done:,} of {copying.objects_total:,} objects, "
             f"{done_bytes // _MIB:,} of {copying.bytes_total // _MIB:,} MiB"

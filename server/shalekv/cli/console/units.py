@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from shalekv.wording import MS_PER_S
-from shalekv.wording import moment as instant
+from shalekv.wording import MS_PER_S, moment
 
 _DURATION = re.compile(r"(\d{1,15})(ms|s|m|h|d)", re.ASCII)
 _MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -21,11 +20,12 @@ US_PER_MS, US_PER_S = 1_000.0, 1_000_000.0
 EXACT_BYTES = 10_000  # below it, sizes are printed to the byte
 NEVER = "never"
 
-# The longest durations of each unit, in microseconds, and the unit in microseconds.
+# The longest durations of each unit, in microseconds, and the unit in microseconds. From 59.95 min
+# on, which would be rounded to 60 min, it is 1 h.
 _DURATIONS = (
     (US_PER_S, "ms", US_PER_MS),
     (120 * US_PER_S, "s", US_PER_S),
-    (7_200 * US_PER_S, "min", 60 * US_PER_S),
+    (3_597 * US_PER_S, "min", 60 * US_PER_S),
     (172_800 * US_PER_S, "h", 3_600 * US_PER_S),
 )
 _DAY_US = 86_400 * US_PER_S
@@ -109,11 +109,6 @@ def time(us: float | None) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}".removesuffix(".0")  # noqa: PLR2004
-
-
-def moment(time_ms: int) -> str:
-    """Format milliseconds since the Unix epoch, such as ``2026-05-01 12:30:00Z``."""
-    return instant(time_ms).replace("T", " ")
 
 
 def heading(name: str) -> str:

@@ -136,11 +136,12 @@ def _snapshots_of(kind: str, members: Sequence[PinnedBytes], where: str) -> Diag
     created = [each.snapshot.created_ms for each in members if each.snapshot.created_ms]
     kept = max(each.size_bytes or 0 for each in members)
     name = largest.snapshot.name or largest.snapshot.id.hex()
-    evidence = f"{len(members):,} keep {size(kept)} beyond the current manifest"
+    verb = "keeps" if len(members) == 1 else "keep"
+    evidence = f"{counted(len(members), 'snapshot')} {verb} {size(kept)} beyond the current state"
     if largest.alone_bytes:
-        evidence += f", {size(largest.alone_bytes)} by {name} alone"
+        evidence += f", {name} alone {size(largest.alone_bytes)}"
     if created:
-        evidence += f"; the oldest is of {moment(min(created))}"
+        evidence += f"; the oldest was made at {moment(min(created))}"
     unread = sum(each.size_bytes is None for each in members)
     if unread:
         fix = f"shalekv fsck {where}"

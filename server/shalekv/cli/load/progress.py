@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     Progress,
     ProgressColumn,
     Task,
@@ -21,13 +20,20 @@ from shalekv.cli.console.units import size
 from shalekv.cli.load.ledger import Account, BulkProgress
 
 
+class _ReadColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        """Bytes read, of how many if that is known."""
+        total = "" if task.total is None else f" of {size(task.total)}"
+        return Text(f"{size(task.completed)}{total}")
+
+
 @contextmanager
 def progress_bar(size_bytes: int | None) -> Iterator[Callable[[Account], None]]:
     """Show a bar on stderr; call the result to update it. An unknown size shows no percentage."""
     columns = (
         TextColumn("{task.fields[rows]:,} rows"),
         BarColumn(),
-        DownloadColumn(binary_units=True),
+        _ReadColumn(),
         TimeElapsedColumn(),
     )
     console = Console(stderr=True)

@@ -202,11 +202,14 @@ async def check_pinned_clones(scope: Scope, current: Manifest) -> AsyncIterator[
             continue
         name, command = pin.snapshot.name, removal_command(scope.store.url, pin.snapshot)
         if pin.state is CloneState.GONE:
-            problem = f"{name!r} keeps SSTs for a clone that is gone: {pin.remark}. Remove it with"
+            problem = (
+                f"the snapshot {name!r} keeps SSTs for a clone that is gone: {pin.remark}. Remove "
+                "the snapshot with"
+            )
         else:
             problem = (
-                f"{name!r} keeps SSTs for a clone that was not found: {pin.remark}. Only if it "
-                "does not exist any more, remove the snapshot with"
+                f"the snapshot {name!r} keeps SSTs for a clone that was not found: "
+                f"{pin.remark}. Only if the clone does not exist any more, remove the snapshot with"
             )
         manifest = manifest_name(current.manifest_id)
         yield Finding(manifest, FindingKind.CLONE_PIN, f"{problem} `{command}`")

@@ -68,10 +68,8 @@ class StaticToken:
 
     def line(self) -> str:
         """Return the line of the file, without its end."""
-        expires = NEVER if self.expires_at_ms == NEVER_MS else moment(int(self.expires_at_ms))
-        return (
-            f"{self.token_id} {self.name} {self.digest.hex()} {moment(self.created_ms)} {expires}"
-        )
+        expires = NEVER if self.expires_at_ms == NEVER_MS else _word(int(self.expires_at_ms))
+        return f"{self.token_id} {self.name} {self.digest.hex()} {_word(self.created_ms)} {expires}"
 
 
 class TokenLineDamaged(ValueError):
@@ -203,6 +201,11 @@ def _parse_line(number: int, line: str) -> StaticToken:
     except ValueError:
         raise TokenLineDamaged(number, "a time is not like 2026-05-01T12:30:00Z") from None
     return StaticToken(token_id, name, bytes.fromhex(digest), created_ms, expires_at_ms)
+
+
+def _word(time_ms: int) -> str:
+    """A time as one word of a line."""
+    return moment(time_ms).replace(" ", "T")
 
 
 def _parse_time(text: str) -> int:
