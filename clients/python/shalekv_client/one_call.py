@@ -52,7 +52,7 @@ class OneCallClient(DataCalls):
         """Return the `Client`, for all that one call cannot do."""
         if self._client is None:
             await _EventLoop()
-            self._client = self._open_client()
+            self._client, self._address = self._open_client(), None
         return self._client
 
     async def aclose(self) -> None:

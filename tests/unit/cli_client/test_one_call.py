@@ -20,11 +20,13 @@ from shalekv.cli.commands.ttl import ttl
 from shalekv.cli.commands.txn import txn
 from shalekv.cli.console.connection import Target
 from shalekv.v1 import kv_pb2
+from shalekv_client import SessionToken
 from tests.kit.serving.dict_server import DictServer, Failure, bare, losing
 from tests.unit.cli_client.conftest import Run
 from tests.unit.client.cluster import cluster
 
 MIB = 1024 * 1024
+ELSEWHERE = SessionToken(bytes(range(16)), 1)  # of another database
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
@@ -87,10 +89,14 @@ def is_reply(data: bytes) -> bool:
         (get, "k --format json"),
         (get, "k --snapshot none"),
         (get, "k --min-seq 1"),
+        (get, "k --min-seq 999 --timeout-ms 500"),
+        (get, f"k --token {ELSEWHERE}"),
         (exists, "k"),
         (exists, "k nothing"),
         (ttl, "k"),
+        (ttl, f"k --token {ELSEWHERE}"),
         (count, ""),
+        (count, f"--token {ELSEWHERE}"),
         (put, "new v"),
         (put, "k v --if-absent"),
         (add, "n 5"),

@@ -60,10 +60,9 @@ def count(
     """Print the number of keys."""
     keys = key_range.decoded(encoding)
 
-    async def call(client: OneCallClient) -> Count:
-        return await client.count(
-            **keys, limit=limit or 0, **await reading.arguments_of_call(client)
-        )
+    async def call(once: OneCallClient) -> Count:
+        client, arguments = await reading.for_call(once)
+        return await client.count(**keys, limit=limit or 0, **arguments)
 
     found = talk_once(target, call)
     with printing():

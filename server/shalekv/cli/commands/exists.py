@@ -51,13 +51,13 @@ def exists(
     """Print which keys have a value; end with exit code 1 unless all have."""
     wanted = [argument_bytes(encoding, key, "KEY") for key in keys]
 
-    async def call(client: OneCallClient) -> list[bool]:
-        arguments = await reading.arguments_of_call(client)
+    async def call(once: OneCallClient) -> list[bool]:
+        client, arguments = await reading.for_call(once)
         if len(wanted) == 1:
             return [await client.exists(wanted[0], **arguments)]
         import asyncio  # noqa: PLC0415 (slow)
 
-        full = await client.client()
+        full = await once.client()
         return await asyncio.gather(*(full.exists(key, **arguments) for key in wanted))
 
     found = talk_once(target, call)

@@ -70,8 +70,9 @@ def get(
     """Print the value, or end with exit code 1."""
     wanted = argument_bytes(encoding, key, "KEY")
 
-    async def call(client: OneCallClient) -> Value | None:
-        return await client.get(wanted, **await reading.arguments_of_call(client))
+    async def call(once: OneCallClient) -> Value | None:
+        client, arguments = await reading.for_call(once)
+        return await client.get(wanted, **arguments)
 
     found = talk_once(target, call)
     if found is None:

@@ -49,8 +49,9 @@ def ttl(
     """Print the remaining life, or end with exit code 1."""
     wanted = argument_bytes(encoding, key, "KEY")
 
-    async def call(client: OneCallClient) -> KeyInfo | None:
-        return await client.describe(wanted, **await reading.arguments_of_call(client))
+    async def call(once: OneCallClient) -> KeyInfo | None:
+        client, arguments = await reading.for_call(once)
+        return await client.describe(wanted, **arguments)
 
     found = talk_once(target, call)
     if found is None:

@@ -15,6 +15,7 @@ from shalekv_client.policies import ReadLevel
 
 if TYPE_CHECKING:
     from shalekv_client import Client, Condition, SessionToken
+    from shalekv_client.calls import DataCalls
     from shalekv_client.one_call import OneCallClient
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -46,11 +47,15 @@ class ReadOptions(NamedTuple):
             return {**self._given(), "at": await _snapshot_id(client, self.snapshot)}
         return self._given()
 
-    async def arguments_of_call(self, client: OneCallClient) -> dict[str, Any]:
-        """As `arguments`, for reads of a client of one call."""
+    async def for_call(self, client: OneCallClient) -> tuple[DataCalls, dict[str, Any]]:
+        """The client that can read this state, and the keyword arguments for its read.
+
+        Raises `SnapshotNotFound`.
+        """
         if self.token is None and not self.min_seq and not self.snapshot:
-            return self._given()
-        return await self.arguments(await client.client())
+            return client, self._given()
+        full = await client.client()
+        return full, await self.arguments(full)
 
     def _given(self) -> dict[str, Any]:
         arguments: dict[str, Any] = {"read_level": self.read_level}
