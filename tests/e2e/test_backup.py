@@ -142,7 +142,7 @@ async def test_a_backup_that_was_stopped_for_too_long_fails(
         backup.resume()
         assert await backup.exited() in {ExitCode.DAMAGED, ExitCode.USAGE}, backup.report()
         assert "Traceback" not in backup.stderr()
-        assert (await it.there("list")).stdout() == ""
+        assert (await it.there("list", "--format", "raw")).stdout() == ""
         await it.back_up()
         assert "sound" in (await it.there("verify")).stderr()
         await database.check()
