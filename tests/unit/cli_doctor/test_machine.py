@@ -22,7 +22,7 @@ from shalekv.cli.doctor.machine import (
     judge_port,
     judge_settings,
 )
-from shalekv.cli.doctor.machine_facts import libraries_found, listen_port, parse_requirement
+from shalekv.cli.doctor.machine_facts import libraries_found, listen_port, requirement_from
 
 SOUND = Libraries(
     distributions={"shalekv": "0.9.0", "shalekv-client": "0.9.0"},
@@ -141,7 +141,7 @@ def test_this_environment_is_sound() -> None:
 )
 def test_requirements_are_parsed(text: str, parsed: Requirement | None) -> None:
     """Names are normal, extras known; conditions that are not understood are left out."""
-    assert parse_requirement(text) == parsed
+    assert requirement_from(text) == parsed
 
 
 def severity(found: Diagnosis) -> str:

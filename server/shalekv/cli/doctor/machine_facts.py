@@ -83,7 +83,7 @@ def libraries_found() -> Libraries:
         requirement
         for each in found.values()
         for text in each.requires or ()
-        if (requirement := parse_requirement(text)) is not None and requirement.name not in found
+        if (requirement := requirement_from(text)) is not None and requirement.name not in found
     ]
     installed = {}
     for each in needed:
@@ -102,7 +102,7 @@ def libraries_found() -> Libraries:
     )
 
 
-def parse_requirement(text: str) -> Requirement | None:
+def requirement_from(text: str) -> Requirement | None:
     """Parse a requirement of metadata; None: its condition is one that may not hold here."""
     match = _REQUIREMENT.fullmatch(text.strip())
     if match is None:
