@@ -126,7 +126,8 @@ def test_status_of_a_source(record: CreateRecord | None, expected: SourceStatus)
 )
 def test_prices_are_found_by_url_and_endpoint(url: str, endpoint: str, expected: str) -> None:
     """The provider is that of the URL, unless the endpoint belongs to another one."""
-    assert price_list(url, endpoint, "") == OBJECTS[expected]
+    found = price_list(url, endpoint, "")
+    assert found.usd_per_1000 == OBJECTS[expected].usd_per_1000
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "[::1]:9000", "notamazonaws.com"])

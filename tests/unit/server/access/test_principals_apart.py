@@ -165,7 +165,7 @@ async def test_status_tells_others_nothing_but_how_the_server_is(tmp_path: Path)
             (full, little) = (await each.status("root"), await each.status("alice"))
             assert {"memtable", "levels", "manifest", "memory"} <= fields_of(full)
             assert fields_of(little) <= {
-                *("header", "version", "uptime_ms", "read_readiness", "write_readiness"),
+                *("header", "version", "uptime_ms", "wall_ms", "read_readiness", "write_readiness"),
             }
             assert little.read_readiness.is_ready
 
