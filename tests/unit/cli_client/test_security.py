@@ -127,7 +127,7 @@ async def test_flags_come_before_variables_and_those_before_the_file(secured: Se
         ("--tls-ca system", {}, 9, "the authority of the server by --tls-ca"),
         ("--tls-ca ca.crt", {}, 14, "Give a token by --token-file or SHALEKV_TOKEN"),
         ("--tls-ca ca.crt", {"SHALEKV_TOKEN": WRONG}, 14, "get a new one"),
-        ("--tls-ca ca.crt", {"SHALEKV_TOKEN": FEW}, 14, "`shalekv grant --help`"),
+        ("--tls-ca ca.crt", {"SHALEKV_TOKEN": FEW}, 14, "`shalekv grant set`"),
         ("--tls-ca ca.crt --token-file none", {}, 2, "does not exist"),
         ("--tls-ca none", {}, 2, "No such file"),
         ("--tls-cert server.crt", {}, 2, "belong together"),

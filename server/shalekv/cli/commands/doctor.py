@@ -25,8 +25,8 @@ from shalekv.cli.doctor.bundle import (
     known_secrets,
     write_bundle,
 )
-from shalekv.cli.doctor.diagnosis import Diagnosis, Severity, summary
-from shalekv.cli.doctor.examination import NEEDS_SERVER, Findings, Subject, examine
+from shalekv.cli.doctor.diagnosis import NEEDS_SERVER, Diagnosis, Severity, summary
+from shalekv.cli.doctor.examination import Findings, Subject, examine
 from shalekv.cli.doctor.machine_facts import settings_found
 from shalekv.format.names import VERIFY_FOLDER
 

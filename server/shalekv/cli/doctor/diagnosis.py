@@ -1,13 +1,22 @@
-"""What a check has found: its severity, the evidence, and the command that helps."""
+"""What a check has found: its severity, the evidence, and the command that helps.
+
+`checked` runs a check, with a deadline.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from shalekv.errors import ShaleError
 from shalekv.wording import counted
+from shalekv_client import ShaleKVError
+
+INSTALL_SERVER = "pip install 'shalekv[server]'"
+NEEDS_SERVER = f"needs {INSTALL_SERVER}"
 
 
 class Severity(enum.StrEnum):
@@ -64,3 +73,31 @@ def summary(found: Iterable[Diagnosis]) -> str:
     if counts[Severity.UNCHECKED]:
         parts.append(f"{counts[Severity.UNCHECKED]} not checked")
     return ", ".join(parts)
+
+
+Work = Callable[[], Awaitable[Sequence[Diagnosis]]]
+
+
+async def checked(
+    area: Area, check: str, work: Work, timeout_ms: int, *, if_silent: str = ""
+) -> list[Diagnosis]:
+    """Return the findings of a check, or why there are none.
+
+    With `if_silent`, that there is no answer in time is a problem, and this is what to do.
+    """
+    try:
+        async with asyncio.timeout(timeout_ms / 1_000):
+            return [*await work()]
+    except TimeoutError:
+        silence = f"no answer within {timeout_ms:,} ms (--timeout-ms)"
+        if if_silent:
+            return [area.problem(check, silence, if_silent)]
+        return [area.unchecked(check, silence)]
+    except (ShaleError, ShaleKVError) as error:
+        return [area.unchecked(check, str(error))]
+    except ModuleNotFoundError:
+        return [area.unchecked(check, NEEDS_SERVER)]
+    except OSError as error:
+        return [area.unchecked(check, error.strerror or "the system refuses")]
+    except Exception as error:  # noqa: BLE001 - the other checks go on, and its text may be a secret
+        return [area.unchecked(check, f"the check itself failed: {type(error).__name__}")]

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shalekv.cli.console.connection import Target
-from shalekv.cli.doctor.diagnosis import Area, Diagnosis
-from shalekv.cli.doctor.machine import INSTALL_SERVER, SettingsFound, judge_machine
+from shalekv.cli.doctor.diagnosis import NEEDS_SERVER, Area, Diagnosis, checked
+from shalekv.cli.doctor.machine import SettingsFound, judge_machine
 from shalekv.cli.doctor.machine_facts import machine_facts
 from shalekv.cli.doctor.server_facts import ServerExamination
-from shalekv.errors import ShaleError
 from shalekv.protocol.manifest import Manifest
 from shalekv.runtime import ThreadWorkers
-from shalekv_client import ShaleKVError
 
 if TYPE_CHECKING:  # of shalekv[server]
     from shalekv.settings import AnyConfig
 
 MACHINE, STORE = Area("machine"), Area("store")
-NEEDS_SERVER = f"needs {INSTALL_SERVER}"
-
-Work = Callable[[], Awaitable[Sequence[Diagnosis]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +63,6 @@ async def examine(subject: Subject) -> Findings:
     return found
 
 
-async def checked(
-    area: Area, check: str, work: Work, timeout_ms: int, *, if_silent: str = ""
-) -> list[Diagnosis]:
-    """Return the findings of a check, or why there are none.
-
-    With `if_silent`, that there is no answer in time is a problem, and this is what to do.
-    """
-    try:
-        async with asyncio.timeout(timeout_ms / 1_000):
-            return [*await work()]
-    except TimeoutError:
-        silence = f"no answer within {timeout_ms:,} ms (--timeout-ms)"
-        if if_silent:
-            return [area.problem(check, silence, if_silent)]
-        return [area.unchecked(check, silence)]
-    except (ShaleError, ShaleKVError) as error:
-        return [area.unchecked(check, str(error))]
-    except ModuleNotFoundError:
-        return [area.unchecked(check, NEEDS_SERVER)]
-    except OSError as error:
-        return [area.unchecked(check, error.strerror or "the system refuses")]
-    except Exception as error:  # noqa: BLE001 - the other checks go on, and its text may be a secret
-        return [area.unchecked(check, f"the check itself failed: {type(error).__name__}")]
-
-
 async def _machine(subject: Subject, workers: ThreadWorkers) -> list[Diagnosis]:
     async def gather() -> list[Diagnosis]:
         facts = await workers.run(machine_facts, subject.url, subject.config, subject.settings)
@@ -111,7 +80,10 @@ async def _stored(subject: Subject, found: Findings) -> list[Diagnosis]:
         return [STORE.unchecked("store", NEEDS_SERVER)]
     if subject.config is None:
         return [STORE.unchecked("store", "the settings are wrong: see above")]
-    return await examined_store(subject, subject.url, subject.config, found)
+    diagnoses, found.manifest = await examined_store(
+        subject.url, subject.config, may_write=subject.may_write, timeout_ms=subject.timeout_ms
+    )
+    return diagnoses
 
 
 async def _server(subject: Subject, server: ServerExamination) -> list[Diagnosis]:

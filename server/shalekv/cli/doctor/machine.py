@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shalekv.cli.console.units import size
-from shalekv.cli.doctor.diagnosis import Area, Diagnosis
+from shalekv.cli.doctor.diagnosis import INSTALL_SERVER, Area, Diagnosis
 from shalekv.wording import counted
 
 FILES_MIN = 4_096  # connections, WAL objects and SSTs of a loaded server
 DISK_LOW_BYTES = 2_000_000_000
 DISK_FULL_BYTES = 200_000_000
 SERVER, CLIENT = "shalekv", "shalekv-client"
-INSTALL_SERVER = "pip install 'shalekv[server]'"
 # An extra was asked for if this library of it is installed: others are used by other programs, too.
 DRIVERS: Mapping[str, str] = {
     "azure": "obstore",

@@ -7,39 +7,40 @@ from contextlib import AsyncExitStack
 from shalekv.cli.console.bucket import opened_store
 from shalekv.cli.doctor.database import DATABASE
 from shalekv.cli.doctor.database_facts import DatabaseExamination
-from shalekv.cli.doctor.diagnosis import Diagnosis, Severity
-from shalekv.cli.doctor.examination import Findings, Subject, Work, checked
+from shalekv.cli.doctor.diagnosis import Diagnosis, Severity, Work, checked
 from shalekv.cli.doctor.store import STORE
 from shalekv.cli.doctor.store_facts import StoreExamination, place_flags
 from shalekv.cli.process.logs import configure_logs
 from shalekv.errors import InvalidSetting
+from shalekv.protocol.manifest import Manifest
 from shalekv.settings import AnyConfig, LogFormat, LogLevel
 from shalekv.store.url import parse_url
 
 
 async def examined_store(
-    subject: Subject, url: str, config: AnyConfig, found: Findings
-) -> list[Diagnosis]:
-    """Return the findings about the store and the database at a URL; keep the manifest."""
+    url: str, config: AnyConfig, *, may_write: bool, timeout_ms: int
+) -> tuple[list[Diagnosis], Manifest | None]:
+    """Return the findings about the store and the database at a URL, and the manifest if any.
+
+    `timeout_ms` is the time of each check.
+    """
     configure_logs(LogFormat.CONSOLE, LogLevel.ERROR)
-    settings, timeout_ms = config.store, subject.timeout_ms
+    settings = config.store
     async with AsyncExitStack() as stack:
         try:
             opened = await stack.enter_async_context(opened_store(url, settings))
         except InvalidSetting as error:
-            return [STORE.problem("store", str(error))]
+            return [STORE.problem("store", str(error))], None
         plain, cas = opened
         place = parse_url(url)
-        examination = StoreExamination(
-            place, plain, cas.runtime, settings, may_write=subject.may_write
-        )
+        examination = StoreExamination(place, plain, cas.runtime, settings, may_write=may_write)
         diagnoses = await checked(STORE, "credentials", examination.credentials, timeout_ms)
         if any(each.severity is Severity.PROBLEM for each in diagnoses):
             dependent = (STORE, "permissions"), (STORE, "rules"), (DATABASE, "database")
             return [
                 *diagnoses,
                 *(area.unchecked(check, "no credentials: see above") for area, check in dependent),
-            ]
+            ], None
         where = place_flags(plain.url, settings)
         tried = await checked(
             STORE,
@@ -53,10 +54,10 @@ async def examined_store(
             return [
                 *diagnoses,
                 DATABASE.unchecked("database", "the store cannot be read: see above"),
-            ]
+            ], None
         diagnoses += await checked(STORE, "clock", examination.clock, timeout_ms)
         diagnoses += await checked(STORE, "rules", examination.rules, timeout_ms)
-        may_ask_time = subject.may_write or examination.tells_time_to_readers
+        may_ask_time = may_write or examination.tells_time_to_readers
         database = DatabaseExamination(
             plain,
             cas,
@@ -65,8 +66,7 @@ async def examined_store(
             may_ask_time=may_ask_time,
         )
         diagnoses += await _database(database, timeout_ms)
-        found.manifest = database.facts.manifest if database.facts else None
-        return diagnoses
+        return diagnoses, database.facts.manifest if database.facts else None
 
 
 def _is_bad(diagnosis: Diagnosis) -> bool:
