@@ -18,7 +18,7 @@ import pytest_asyncio
 from click.testing import CliRunner, Result
 
 from shalekv.cli.commands.doctor import PROBLEMS_FOUND
-from shalekv.cli.doctor import examination
+from shalekv.cli.doctor import diagnosis
 from shalekv.cli.doctor.bundle import Redaction
 from shalekv.cli.doctor.diagnosis import Area
 from shalekv.cli.main import shalekv as commands
@@ -195,20 +195,20 @@ async def test_a_check_never_ends_the_others() -> None:
         await asyncio.Event().wait()
         return []
 
-    def failing(error: Exception) -> examination.Work:
+    def failing(error: Exception) -> diagnosis.Work:
         async def work() -> list[object]:
             raise error
 
         return work  # type: ignore[return-value] # it never returns
 
-    cases: dict[str, examination.Work] = {
+    cases: dict[str, diagnosis.Work] = {
         "no answer within 1 ms": slow,  # type: ignore[dict-item] # as above
         "down": failing(StoreUnavailable("s3://b", "get", "n", "down")),
         "No space left": failing(OSError(28, "No space left")),
         "the check itself failed: KeyError": failing(KeyError(SECRET)),
     }
     for reason, work in cases.items():
-        (found,) = await examination.checked(area, "c", work, 1)
+        (found,) = await diagnosis.checked(area, "c", work, 1)
         assert found.severity.value == "not checked"
         assert reason in found.evidence
         assert SECRET not in found.evidence
