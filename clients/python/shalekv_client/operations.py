@@ -161,7 +161,7 @@ def describe(
     at: At = None,
     min_seq: int = 0,
 ) -> Operation[KeyInfo | None]:
-    """What is known of `key` without its value; None when it has none."""
+    """Describe `key` without its value; None when it has none."""
     header = read_header(read_level, max_staleness_ms=max_staleness_ms, at=at)
     request = kv_pb2.GetRequest(header=header, key=key, omit_value=True)
     return Operation(

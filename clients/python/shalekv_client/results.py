@@ -41,7 +41,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """What is known of a key that has a value, without the value."""
+    """Sequence number and expiry of a key that has a value, without the value."""
 
     seq: int  # the sequence number of the commit that wrote the value
     expire_at_ms: int | None  # milliseconds since the Unix epoch; None: never

@@ -57,7 +57,7 @@ _STATUS_OF_RESET: Mapping[ErrorCode, StatusCode] = MappingProxyType(
 
 
 class DeadlineWatch(Protocol):
-    """What expires calls at their deadlines."""
+    """Expires calls at their deadlines."""
 
     def add(self, call: ClientCall) -> None:
         """Expire `call` at its deadline."""
@@ -73,7 +73,7 @@ class Opener(Protocol):
 
     @property
     def deadlines(self) -> DeadlineWatch:
-        """What ends its calls in time."""
+        """Return the deadlines of its calls."""
         ...
 
     def forget(self, call: ClientCall) -> None:

@@ -88,7 +88,7 @@ def _url_option(command: CommandT) -> CommandT:
 
 
 def _problem_of_file(file: Path) -> str:
-    """What is wrong with a file of settings; empty: nothing."""
+    """Return what is wrong with a file of settings; empty: nothing."""
     try:
         from shalekv.cli.doctor.configured import problem_of_file  # noqa: PLC0415 (as it says)
     except ModuleNotFoundError:

@@ -177,7 +177,7 @@ def range_options(command: CommandT) -> CommandT:
 
 
 def prefix_and_range_options(command: CommandT) -> CommandT:
-    """As `range_options`, and adds the argument PREFIX, which is another way to write --prefix."""
+    """A decorator that adds `range_options` and the argument PREFIX, which stands for --prefix."""
     names = ("prefix_word", "start", "end", "prefix")
     command = grouped_options("key_range", names, _prefix_or_range)(command)
     command = _range_flags(command)

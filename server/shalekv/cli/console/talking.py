@@ -49,7 +49,7 @@ def talk_once(
     mutates: bool = False,
     refused: str = "Not written",
 ) -> ResultT:
-    """As `talk`, for what is mostly one data call, which then needs no event loop.
+    """Run `call` as `talk` does; if it makes one data call, no event loop is needed.
 
     `refused` is said of a write whose condition does not hold.
     """

@@ -39,7 +39,7 @@ from shalekv.write.quorum.membership import probe_members
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFacts:
-    """What several checks of a database are about."""
+    """Facts that several checks of a database judge."""
 
     manifest: Manifest
     active: ActiveManifestSet
