@@ -75,6 +75,7 @@ def summary(found: Iterable[Diagnosis]) -> str:
     return ", ".join(parts)
 
 
+STORE = Area("store")
 Work = Callable[[], Awaitable[Sequence[Diagnosis]]]
 
 

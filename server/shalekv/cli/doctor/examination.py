@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shalekv.cli.console.connection import Target
-from shalekv.cli.doctor.diagnosis import NEEDS_SERVER, Area, Diagnosis, checked
-from shalekv.cli.doctor.machine import SettingsFound, judge_machine
+from shalekv.cli.doctor.diagnosis import NEEDS_SERVER, STORE, Diagnosis, checked
+from shalekv.cli.doctor.machine import MACHINE, SettingsFound, judge_machine
 from shalekv.cli.doctor.machine_facts import machine_facts
 from shalekv.cli.doctor.server_facts import ServerExamination
 from shalekv.protocol.manifest import Manifest
@@ -16,8 +16,6 @@ from shalekv.runtime import ThreadWorkers
 
 if TYPE_CHECKING:  # of shalekv[server]
     from shalekv.settings import AnyConfig
-
-MACHINE, STORE = Area("machine"), Area("store")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ DRIVERS: Mapping[str, str] = {
     "sqlite": "aiosqlite",
 }
 
-_MACHINE = Area("machine")
+MACHINE = Area("machine")
 _BOUND = re.compile(r"(>=|<=|==|!=|~=|>|<)\s*([^,\s]+)")
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
@@ -111,8 +111,8 @@ def _python(facts: MachineFacts) -> Diagnosis:
     demanded = facts.libraries.requires_python
     evidence = f"Python {facts.python}, needs {demanded or 'what is not known'}"
     if is_within(facts.python, demanded):
-        return _MACHINE.ok("python", evidence)
-    return _MACHINE.problem(
+        return MACHINE.ok("python", evidence)
+    return MACHINE.problem(
         "python", evidence, "python3.11 -m venv .venv && .venv/bin/pip install 'shalekv[server]'"
     )
 
@@ -129,41 +129,41 @@ def judge_libraries(libraries: Libraries) -> Iterator[Diagnosis]:
         extras = ", ".join(sorted(wanted - {""}))
         target = f"{SERVER}[{extras}]" if extras else SERVER
         count = len({each.name for each in needed})
-        yield _MACHINE.ok("libraries", f"{count} libraries of {target} fit the metadata")
+        yield MACHINE.ok("libraries", f"{count} libraries of {target} fit the metadata")
     yield _generated_code(libraries)
     if not libraries.has_server:
-        yield _MACHINE.ok(
+        yield MACHINE.ok(
             "server", f"not installed: commands of clients work; for others: {INSTALL_SERVER}"
         )
     elif libraries.has_uvloop:
-        yield _MACHINE.ok("uvloop", "the faster event loop is installed")
+        yield MACHINE.ok("uvloop", "the faster event loop is installed")
     else:
-        yield _MACHINE.problem("uvloop", "is not installed: servers do not start", INSTALL_SERVER)
+        yield MACHINE.problem("uvloop", "is not installed: servers do not start", INSTALL_SERVER)
 
 
 def _distributions(libraries: Libraries) -> Diagnosis:
     versions = libraries.distributions
     evidence = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     if not versions:
-        return _MACHINE.warning(
+        return MACHINE.warning(
             "shalekv",
             f"version {libraries.code_version} runs without being installed",
             "pip install 'shalekv[server]'",
         )
     if len(set(versions.values())) > 1:
-        return _MACHINE.problem(
+        return MACHINE.problem(
             "shalekv",
             f"{evidence}: the client and the server are of different versions",
             f"pip install 'shalekv[server]=={libraries.code_version}' "
             f"'{CLIENT}=={libraries.code_version}'",
         )
     if libraries.code_version not in versions.values():
-        return _MACHINE.warning(
+        return MACHINE.warning(
             "shalekv",
             f"{evidence} is installed, and version {libraries.code_version} runs",
             "pip install -e '.[server]'",
         )
-    return _MACHINE.ok("shalekv", evidence)
+    return MACHINE.ok("shalekv", evidence)
 
 
 def _wrong_libraries(
@@ -177,29 +177,27 @@ def _wrong_libraries(
         fix = f"pip install --upgrade '{target}'"
         bounds = demands[0].bounds
         if version is None:
-            yield _MACHINE.problem("libraries", f"{name} is missing, {target} needs {bounds}", fix)
+            yield MACHINE.problem("libraries", f"{name} is missing, {target} needs {bounds}", fix)
         elif not all(is_within(version, each.bounds) for each in demands):
-            yield _MACHINE.problem(
-                "libraries", f"{name} is {version}, {target} needs {bounds}", fix
-            )
+            yield MACHINE.problem("libraries", f"{name} is {version}, {target} needs {bounds}", fix)
 
 
 def _generated_code(libraries: Libraries) -> Diagnosis:
     made, runs = libraries.protobuf_generator, libraries.installed.get("protobuf", "")
     if not made or not runs:
-        return _MACHINE.unchecked("generated code", "the version that made it was not found")
+        return MACHINE.unchecked("generated code", "the version that made it was not found")
     evidence = f"made by protobuf {made}, runs on {runs}"
     if is_within(runs, f">={made}"):
-        return _MACHINE.ok("generated code", evidence)
-    return _MACHINE.problem("generated code", evidence, f"pip install 'protobuf>={made}'")
+        return MACHINE.ok("generated code", evidence)
+    return MACHINE.problem("generated code", evidence, f"pip install 'protobuf>={made}'")
 
 
 def judge_files(soft: int, hard: int) -> Diagnosis:
     """Judge the limits of open files; a server raises the soft one itself. -1: no limit."""
     evidence = f"at most {_limit(hard)} (now {_limit(soft)}; servers raise that)"
     if hard < 0 or hard >= FILES_MIN:
-        return _MACHINE.ok("open files", evidence)
-    return _MACHINE.warning(
+        return MACHINE.ok("open files", evidence)
+    return MACHINE.warning(
         "open files",
         f"{evidence}: too few for many connections",
         "ulimit -Hn 65536    # as root; for systemd: LimitNOFILE=65536",
@@ -216,22 +214,22 @@ def judge_disk(disk: Disk) -> Diagnosis:
     evidence = f"{size(disk.free_bytes)} of {size(disk.size_bytes)} are free for {disk.path}"
     fix = f"du -xh --max-depth=2 {disk.path} | sort -h | tail"
     if disk.free_bytes < DISK_FULL_BYTES:
-        return _MACHINE.problem(check, evidence, fix)
+        return MACHINE.problem(check, evidence, fix)
     if disk.free_bytes < DISK_LOW_BYTES:
-        return _MACHINE.warning(check, evidence, fix)
-    return _MACHINE.ok(check, evidence)
+        return MACHINE.warning(check, evidence, fix)
+    return MACHINE.ok(check, evidence)
 
 
 def judge_port(port: ListenPort) -> Diagnosis:
     """Judge whether a server could listen; one of ours that does is no fault."""
     if port.is_free is None:
-        return _MACHINE.unchecked("port", f"{port.address}: {port.problem}")
+        return MACHINE.unchecked("port", f"{port.address}: {port.problem}")
     if port.is_free:
-        return _MACHINE.ok("port", f"{port.address} is free")
+        return MACHINE.ok("port", f"{port.address} is free")
     if "shalekv" in port.owner:
-        return _MACHINE.ok("port", f"{port.address} is used by {port.owner}")
+        return MACHINE.ok("port", f"{port.address} is used by {port.owner}")
     host, _, number = port.address.rpartition(":")
-    return _MACHINE.warning(
+    return MACHINE.warning(
         "port",
         f"{port.address} is used by {port.owner or 'a process of another user'}",
         f"shalekv serve --listen {host}:{int(number) + 1} ...",
@@ -243,11 +241,11 @@ def judge_settings(found: SettingsFound) -> Iterator[Diagnosis]:
     where = f"{counted(found.variables, 'variable')} in the environment"
     where += f", and {found.file}" if found.file else ", no file"
     for problem in found.problems:
-        yield _MACHINE.problem(
+        yield MACHINE.problem(
             "settings", problem, "correct it where it is set: server/docs/settings.md has all names"
         )
     if not found.problems:
-        yield _MACHINE.ok("settings", where)
+        yield MACHINE.ok("settings", where)
 
 
 def is_within(version: str, bounds: str) -> bool:

@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shalekv.cli.console.units import size
-from shalekv.cli.doctor.diagnosis import Area, Diagnosis
+from shalekv.cli.doctor.diagnosis import STORE, Diagnosis
 from shalekv.store.bucket_rules import BucketRules, LifecycleRule, NoncurrentVersions, NotTold
 from shalekv.store.verify.operations import Trial, TrialOutcome
 from shalekv.wording import counted
-
-STORE = Area("store")
 
 # S3, Google and Azure refuse signatures that are older or newer than 15 minutes.
 CLOCK_REFUSED_MS = 15 * 60_000

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from shalekv.cli.doctor.diagnosis import Diagnosis
+from shalekv.cli.doctor.diagnosis import STORE, Diagnosis
 from shalekv.cli.doctor.machine_facts import nearest
 from shalekv.cli.doctor.store import (
     CLOCK_STEP_MS,
-    STORE,
     DatabaseFolder,
     judge_clock,
     judge_folder,

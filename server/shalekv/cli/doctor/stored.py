@@ -7,8 +7,7 @@ from contextlib import AsyncExitStack
 from shalekv.cli.console.bucket import opened_store
 from shalekv.cli.doctor.database import DATABASE
 from shalekv.cli.doctor.database_facts import DatabaseExamination
-from shalekv.cli.doctor.diagnosis import Diagnosis, Severity, Work, checked
-from shalekv.cli.doctor.store import STORE
+from shalekv.cli.doctor.diagnosis import STORE, Diagnosis, Severity, Work, checked
 from shalekv.cli.doctor.store_facts import StoreExamination, place_flags
 from shalekv.cli.process.logs import configure_logs
 from shalekv.errors import InvalidSetting
