@@ -178,7 +178,7 @@ lock: $(BIN)/uv ## Pin the dependencies again, after a change (ARGS=--upgrade: t
 	@cd protos && npm install --package-lock-only --omit-lockfile-registry-resolved \
 	  --no-audit --no-fund --loglevel=error >/dev/null
 
-STORES := --extra gcs --extra azure --extra sqlite --extra mysql --extra postgres --extra etcd
+STORES := --extra gcs --extra azure --extra sqlite --extra mysql --extra postgres --extra etcd --extra otel --extra profile
 
 # One lock serves all platforms and Pythons; every file has its hashes.
 compile = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

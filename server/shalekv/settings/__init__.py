@@ -54,6 +54,8 @@ from shalekv.settings.store import (
     StoreSettings,
 )
 
+from shalekv.settings.telemetry import TelemetrySettings
+
 __all__ = [
     "CLOCK_JUMP_MAX_S",
     "GIB",
@@ -98,6 +100,7 @@ __all__ = [
     "SnapshotChoice",
     "StoreSettings",
     "TailChoice",
+    "TelemetrySettings",
     "TlsSettings",
     "UrlSettings",
     "WalChoice",
@@ -188,6 +191,7 @@ class WriterConfig(Settings):
     collector: CollectorSettings = Field(default_factory=CollectorSettings)
     children: ChildrenSettings = Field(default_factory=ChildrenSettings)
     election: ElectionSettings = Field(default_factory=ElectionSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
 
 
@@ -204,6 +208,7 @@ class ReaderConfig(Settings):
     cache: CacheSettings = Field(default_factory=CacheSettings)
     disk_cache: DiskCacheSettings = Field(default_factory=DiskCacheSettings)
     watches: WatchSettings = Field(default_factory=WatchSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
 
 
@@ -226,6 +231,7 @@ class SafekeeperConfig(Settings):
     tls: TlsSettings = Field(default_factory=TlsSettings)
     safekeeper: SafekeeperSettings = Field(default_factory=SafekeeperSettings)
     archiving: ArchivingSettings = Field(default_factory=ArchivingSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
 
 
@@ -243,6 +249,7 @@ class CompactorConfig(Settings):
     server: ProcessSettings = Field(default_factory=ProcessSettings)
     levels: LevelSettings = Field(default_factory=LevelSettings)
     compactor: CompactorSettings = Field(default_factory=CompactorSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
 
 
@@ -251,4 +258,5 @@ class CollectorConfig(Settings):
 
     server: ProcessSettings = Field(default_factory=ProcessSettings)
     collector: CollectorSettings = Field(default_factory=CollectorSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)

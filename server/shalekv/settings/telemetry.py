@@ -1,0 +1,52 @@
+"""Settings of metrics, slow calls and traces."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from shalekv.settings.model import Settings
+from shalekv.settings.server import PORT_MAX
+
+
+class TelemetrySettings(Settings):
+    """What a process tells operators about itself."""
+
+    metrics: str = Field(
+        default="",
+        description="HOST:PORT at which this process serves /metrics (OpenMetrics), /livez and "
+        "/readyz over HTTP; port 0 picks a free one. It has TLS and asks for tokens as --listen "
+        "does, and an address other than loopback needs --tls-cert, or --insecure. Not set: none.",
+        json_schema_extra={"user": "operator: Prometheus, and probes of Kubernetes"},
+    )
+    slow_ms: int = Field(
+        default=1_000,
+        ge=0,
+        le=3_600_000,
+        description="Calls that take longer are logged, with what they waited for, and are kept "
+        "for `shalekv admin slow`; also requests to the object store, milliseconds. 0: none.",
+        json_schema_extra={"user": "operator: what is slow depends on the store"},
+    )
+    otlp_endpoint: str = Field(
+        default="",
+        description="URL of a collector of OpenTelemetry, such as http://127.0.0.1:4318, to which "
+        "spans are sent (OTLP over HTTP). Needs the extra otel. Not set: no traces.",
+        json_schema_extra={"user": "operator who has a store of traces"},
+    )
+    trace_ratio: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Part of the calls that are traced, of those whose caller does not decide it "
+        "by the metadata `traceparent`.",
+        json_schema_extra={"user": "operator: cost of traces against what they show"},
+    )
+
+    @model_validator(mode="after")
+    def _metrics_have_a_port(self) -> Self:
+        host, _, port = self.metrics.rpartition(":")
+        if self.metrics and (not host or not port.isdigit() or int(port) > PORT_MAX):
+            message = f"metrics must be HOST:PORT with a port of 0 to 65535, not {self.metrics!r}"
+            raise ValueError(message)
+        return self

@@ -1,0 +1,1 @@
+"""What the processes of a database tell about themselves: metrics, activities, traces, costs."""

@@ -1,0 +1,112 @@
+"""What one call, one commit or one job has done, step by step: for slow calls, traces and costs.
+
+The store records each request in the activity of the task that has sent it (`CURRENT`). Tasks
+inherit it from those that create them, so a call that is answered without a task needs none:
+
+    call ---- answered at once ----> nothing is recorded
+      |
+      +------ a task reads the levels: CURRENT is a `CallActivity` ------> its store requests
+      |
+      +------ waits for a commit ----> `CommitActivity` of the group: its stages and requests
+
+Times are of `time.perf_counter_ns`, or of the clock that the process has in its place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shalekv.telemetry.tracing import SpanContext
+
+REQUESTS_MAX = 64  # of one activity that are recorded one by one; all are counted
+
+
+class StoreRequest:
+    """One call of a store: an operation on an object, with all its attempts."""
+
+    __slots__ = ("attempts", "began_ns", "ended_ns", "name", "operation", "problem", "size_bytes")
+
+    def __init__(self, operation: str, name: str, began_ns: int) -> None:
+        """`operation` is one of `store.counting.Operation`; `name` an object or a folder."""
+        self.operation = operation
+        self.name = name
+        self.began_ns = began_ns
+        self.ended_ns = 0  # 0: it has not ended
+        self.attempts = 1
+        self.size_bytes = 0
+        self.problem = ""  # of the last attempt that failed
+
+
+class Activity:
+    """What has been done so far for one purpose."""
+
+    __slots__ = ("began_ns", "left_out", "requests", "sent", "span")
+
+    def __init__(self, began_ns: int) -> None:
+        """Begin without requests."""
+        self.began_ns = began_ns
+        self.requests: list[StoreRequest] = []  # in the order of their beginnings
+        self.left_out = 0  # requests beyond `REQUESTS_MAX`
+        # Requests that were sent over the wire, by `store.api.RequestKind`: what is paid for.
+        self.sent: Counter[str] = Counter()
+        self.span: Any = None  # of the tracer; None: the activity is not traced
+
+    def begin_request(self, operation: str, name: str, now_ns: int) -> StoreRequest:
+        """Record a request that begins now; the caller sets what becomes of it."""
+        request = StoreRequest(operation, name, now_ns)
+        if len(self.requests) < REQUESTS_MAX:
+            self.requests.append(request)
+        else:
+            self.left_out += 1
+        return request
+
+
+class CallActivity(Activity):
+    """One call, or one operation of a session, that has waited for something."""
+
+    __slots__ = ("blocks_cached", "blocks_fetched", "commit", "parent", "ssts_searched", "waited_ns")
+
+    def __init__(self, began_ns: int, parent: SpanContext | None = None) -> None:
+        """`parent` is the span of the caller; None: it has told none."""
+        super().__init__(began_ns)
+        self.parent = parent
+        self.commit: CommitActivity | None = None  # the commit that made it durable
+        self.waited_ns: Counter[str] = Counter()  # for admission, a read set, a turn, and so on
+        self.ssts_searched = 0
+        self.blocks_cached = 0
+        self.blocks_fetched = 0
+
+
+class CommitActivity(Activity):
+    """One group of commits on its way to the log and into memory.
+
+    It is made for every group, since what a slow call has waited for is asked afterwards.
+    """
+
+    __slots__ = (
+        "commit_count",
+        "encoded_ns",
+        "queued_ns",
+        "size_bytes",
+        "stored_ns",
+        "visible_ns",
+        "wal_id",
+    )
+
+    def __init__(self, began_ns: int, *, wal_id: int, commit_count: int, size_bytes: int) -> None:
+        """`began_ns` is when the group was taken from the queue."""
+        super().__init__(began_ns)
+        self.wal_id = wal_id
+        self.commit_count = commit_count
+        self.size_bytes = size_bytes
+        self.queued_ns = began_ns  # when the oldest of its commits entered the queue
+        self.encoded_ns = 0  # when the bytes of the object were made; 0: not yet
+        self.stored_ns = 0  # when it was durable
+        self.visible_ns = 0  # when reads showed it
+
+
+# The activity of the task that runs; None: nobody wants to know.
+CURRENT: ContextVar[Activity | None] = ContextVar("CURRENT", default=None)

@@ -1,0 +1,348 @@
+"""Metrics: the families, which are an interface, and the samples of one moment.
+
+`server/docs/metrics.md` is generated from `FAMILIES`, and a test pins them. A process collects its
+samples when it is asked; it adds those that its child processes have reported.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+from shalekv.telemetry.histogram import Histogram
+
+PREFIX = "shalekv_"
+Labels: TypeAlias = tuple[str, ...]
+Sample: TypeAlias = float | Histogram
+
+
+class Kind(enum.StrEnum):
+    """The types of OpenMetrics that are used."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    INFO = "info"
+
+
+class Merge(enum.StrEnum):
+    """What becomes of samples with the same labels from several processes of one server."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric: its name, meaning, and labels.
+
+    A counter is named without its ending ``_total``. `unit_of_value` is the size of what its
+    histogram counts, in the unit of the name: 1e-6 for microseconds in ``_seconds``.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: Labels = ()
+    merge: Merge = Merge.SUM
+    unit_of_value: float = 1.0
+
+
+_US = 1e-6
+_ALL = (
+    # calls
+    Family("calls", Kind.COUNTER, "Calls that were answered.", ("method", "code")),
+    Family(
+        "call_duration_seconds",
+        Kind.HISTOGRAM,
+        "Time from the arrival of a request to its reply; of a stream, its whole life.",
+        ("method",),
+        unit_of_value=_US,
+    ),
+    Family("calls_in_progress", Kind.GAUGE, "Calls that have not been answered yet."),
+    Family("connections", Kind.GAUGE, "Connections of clients that are open."),
+    Family(
+        "refusals",
+        Kind.COUNTER,
+        "Calls and operations that were refused, by the reason in their error.",
+        ("reason",),
+    ),
+    Family("slow_calls", Kind.COUNTER, "Calls that took longer than --slow-ms.", ("method",)),
+    Family("ready", Kind.GAUGE, "1 while these calls succeed, else 0.", ("calls",), Merge.MIN),
+    # commits
+    Family("commits", Kind.COUNTER, "Commits that were acknowledged as durable."),
+    Family("commit_bytes", Kind.COUNTER, "Bytes of commits, as they are accounted in the queue."),
+    Family(
+        "commit_stage_duration_seconds",
+        Kind.HISTOGRAM,
+        "Time of a group of commits in a stage: queued, encoded, stored, visible.",
+        ("stage",),
+        unit_of_value=_US,
+    ),
+    Family("commit_group_commits", Kind.HISTOGRAM, "Commits of a group."),
+    Family("commit_group_bytes", Kind.HISTOGRAM, "Bytes of a group."),
+    Family("wal_objects", Kind.COUNTER, "WAL objects that were written."),
+    Family("wal_objects_in_flight", Kind.GAUGE, "WAL objects that are being written."),
+    Family("sequence_number", Kind.GAUGE, "The newest commit that reads show.", (), Merge.MIN),
+    # store
+    Family(
+        "store_requests",
+        Kind.COUNTER,
+        "Attempts of requests to the object store.",
+        ("process", "operation", "folder", "outcome"),
+    ),
+    Family(
+        "store_request_duration_seconds",
+        Kind.HISTOGRAM,
+        "Time of an attempt of a request to the object store.",
+        ("process", "operation", "folder"),
+        unit_of_value=_US,
+    ),
+    Family(
+        "store_bytes",
+        Kind.COUNTER,
+        "Contents that were sent to, or received from, the object store.",
+        ("process", "operation", "folder"),
+    ),
+    Family(
+        "store_billed_requests",
+        Kind.COUNTER,
+        "Requests over the wire, by the kind that they are charged as.",
+        ("process", "kind"),
+    ),
+    Family(
+        "store_price_dollars",
+        Kind.GAUGE,
+        "The price of one request of this kind; missing where it is not known.",
+        ("kind",),
+        Merge.MAX,
+    ),
+    Family(
+        "cost_dollars",
+        Kind.COUNTER,
+        "Billed requests times their prices; missing where these are not known.",
+        ("process", "kind"),
+    ),
+    Family(
+        "slowest_store_request_seconds",
+        Kind.GAUGE,
+        "The slowest attempt of a request of the last minute, if it was slower than --slow-ms.",
+        ("process", "operation", "folder", "object"),
+        Merge.MAX,
+    ),
+    Family(
+        "slowest_store_request_waiting_calls",
+        Kind.GAUGE,
+        "Calls that have waited for that request.",
+        ("process", "operation", "folder", "object"),
+        Merge.MAX,
+    ),
+    # cost by origin
+    Family(
+        "method_cost_dollars",
+        Kind.COUNTER,
+        "The part of the cost that calls of a method have caused; background: no call.",
+        ("method",),
+    ),
+    Family(
+        "principal_cost_dollars",
+        Kind.COUNTER,
+        "The part of the cost that a principal has caused; other: those with little of it.",
+        ("principal",),
+    ),
+    Family("principal_calls", Kind.COUNTER, "Calls of a principal.", ("principal",)),
+    Family(
+        "prefix_cost_dollars",
+        Kind.COUNTER,
+        "The part of the cost that keys with this prefix have caused; other: the rest.",
+        ("prefix",),
+    ),
+    Family("prefix_calls", Kind.COUNTER, "Calls for keys with a prefix, estimated.", ("prefix",)),
+    # state of the database
+    Family(
+        "staleness_seconds",
+        Kind.GAUGE,
+        "Greatest age of what reads show: 0 at the writer.",
+        (),
+        Merge.MAX,
+    ),
+    Family("uncompacted_bytes", Kind.GAUGE, "Memory of what is not in the levels.", (), Merge.MAX),
+    Family("uncompacted_wal_objects", Kind.GAUGE, "WAL objects not in the levels.", (), Merge.MAX),
+    Family(
+        "compaction_debt_bytes", Kind.GAUGE, "Bytes that compactions have to read.", (), Merge.MAX
+    ),
+    Family("level_ssts", Kind.GAUGE, "SSTs of a level.", ("level",), Merge.MAX),
+    Family("level_bytes", Kind.GAUGE, "Bytes of a level.", ("level",), Merge.MAX),
+    Family("read_amplification", Kind.GAUGE, "Sorted runs that a read searches.", (), Merge.MAX),
+    Family("space_amplification", Kind.GAUGE, "Bytes stored for one of the last level.", (),
+           Merge.MAX),
+    Family("snapshots", Kind.GAUGE, "Snapshots that have not expired.", (), Merge.MAX),
+    Family("pinned_bytes", Kind.GAUGE, "Bytes that only snapshots keep.", (), Merge.MAX),
+    Family("oldest_pin_age_seconds", Kind.GAUGE, "Age of the oldest snapshot.", (), Merge.MAX),
+    Family("database_epoch", Kind.GAUGE, "The epoch of the writer.", (), Merge.MAX),
+    # reads, caches and memory
+    Family(
+        "cache_lookups", Kind.COUNTER, "Lookups in a cache: hit or miss.", ("cache", "result")
+    ),
+    Family("cache_bytes", Kind.GAUGE, "Bytes that a cache holds.", ("cache",)),
+    Family("cache_max_bytes", Kind.GAUGE, "Bytes that a cache may hold.", ("cache",)),
+    Family(
+        "filter_lookups",
+        Kind.COUNTER,
+        "Lookups that a filter answered (negative), or let through in vain (false_positive).",
+        ("result",),
+    ),
+    Family("memory_bytes", Kind.GAUGE, "Memory of a component.", ("component",)),
+    Family("memory_max_bytes", Kind.GAUGE, "The budget of a component.", ("component",)),
+    # readers and watches
+    Family("reader_gaps", Kind.COUNTER, "Waits for a WAL object although later ones were there."),
+    Family("reader_gap_seconds", Kind.COUNTER, "Total time of these waits."),
+    Family("watches", Kind.GAUGE, "Watches that are open."),
+    Family("watch_buffered_bytes", Kind.GAUGE, "Bytes that wait to be taken by watches."),
+    Family("watches_cut", Kind.COUNTER, "Watches that were closed because they were too slow."),
+    # processes
+    Family("build", Kind.INFO, "The version of the server, and its role.", ("version", "role"),
+           Merge.MAX),
+    Family("process_cpu_seconds", Kind.COUNTER, "CPU time of a process.", ("process",)),
+    Family("process_resident_bytes", Kind.GAUGE, "Resident memory of a process.", ("process",)),
+    Family(
+        "event_loop_lag_seconds",
+        Kind.GAUGE,
+        "The longest delay of the event loop in the last 15 seconds.",
+        (),
+        Merge.MAX,
+    ),
+    Family("child_running", Kind.GAUGE, "1 while a child process runs, else 0.", ("child",)),
+    Family("child_starts", Kind.COUNTER, "Starts of a child process.", ("child",)),
+    Family("child_crashes", Kind.COUNTER, "Ends of a child process by an error.", ("child",)),
+    # compactor and collector
+    Family("compactions", Kind.COUNTER, "Merges that were published.", ("kind",)),
+    Family(
+        "compaction_bytes", Kind.COUNTER, "Bytes that merges have read and written.",
+        ("kind", "direction"),
+    ),
+    Family("compaction_failures", Kind.COUNTER, "Merges that have failed."),
+    Family("collected_objects", Kind.COUNTER, "Objects that the collector has deleted."),
+    Family("collections", Kind.COUNTER, "Runs of the collector: ok or failed.", ("outcome",)),
+    # elections and fencing
+    Family("elections", Kind.COUNTER, "Terms of this process, by how they ended: started, lost,"
+           " fenced, failed.", ("event",)),
+    Family("serving", Kind.GAUGE, "1 while this process serves, 0 while it stands by.", (),
+           Merge.MIN),
+    Family("fenced", Kind.COUNTER, "Times that another process has taken over."),
+    # safekeepers
+    Family(
+        "safekeeper_connected", Kind.GAUGE, "1 while a safekeeper follows the writer.",
+        ("member",), Merge.MAX,
+    ),
+    Family(
+        "safekeeper_lag_records",
+        Kind.GAUGE,
+        "Records of the log that a safekeeper has not on disk, as the writer knows.",
+        ("member",),
+        Merge.MAX,
+    ),
+    Family("quorum_unarchived_bytes", Kind.GAUGE, "Bytes of records not in the store yet.", (),
+           Merge.MAX),
+    Family("safekeeper_log_bytes", Kind.GAUGE, "Bytes of a log on this safekeeper.",
+           ("database",)),
+    Family("safekeeper_unarchived_objects", Kind.GAUGE,
+           "WAL objects of a log that are not in the store yet.", ("database",)),
+    Family("safekeeper_disk_free_bytes", Kind.GAUGE, "Free bytes of the disk.", (), Merge.MIN),
+    # security, audit, traces
+    Family(
+        "certificate_expiry_timestamp_seconds",
+        Kind.GAUGE,
+        "When the first certificate of a file expires, in seconds since 1970.",
+        ("file",),
+        Merge.MIN,
+    ),
+    Family("audit_lines_lost", Kind.COUNTER, "Lines that the audit log could not write."),
+    Family("spans_dropped", Kind.COUNTER, "Spans that could not be exported."),
+)
+FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _ALL})
+
+
+class Metrics:
+    """Samples of one moment, by family and labels."""
+
+    def __init__(self) -> None:
+        """Begin without samples."""
+        self._samples: dict[tuple[str, Labels], Sample] = {}
+
+    def __iter__(self) -> Iterator[tuple[Family, Labels, Sample]]:
+        """Yield the samples, family by family in the order of `FAMILIES`."""
+        order = {name: number for number, name in enumerate(FAMILIES)}
+        for name, labels in sorted(self._samples, key=lambda each: (order[each[0]], each[1])):
+            yield FAMILIES[name], labels, self._samples[name, labels]
+
+    def get(self, name: str, *labels: str) -> Sample | None:
+        """Return a sample; None: there is none."""
+        return self._samples.get((name, labels))
+
+    def add(self, name: str, value: float, *labels: str) -> None:
+        """Add a sample. One with the same labels is merged with it, as the family says.
+
+        Raises KeyError when there is no such family, ValueError for another number of labels.
+        """
+        family = _checked(name, labels)
+        known = self._samples.get((name, labels))
+        if isinstance(known, (int, float)):
+            if family.merge is Merge.SUM:
+                value += known
+            else:
+                value = (max if family.merge is Merge.MAX else min)(value, known)
+        self._samples[name, labels] = value
+
+    def add_histogram(self, name: str, histogram: Histogram, *labels: str) -> None:
+        """Add a histogram. Raises as `add`."""
+        _checked(name, labels)
+        known = self._samples.setdefault((name, labels), Histogram())
+        assert isinstance(known, Histogram)
+        known.merge(histogram.buckets, histogram.total)
+
+    def merge(self, other: Metrics) -> None:
+        """Add the samples of another process."""
+        for (name, labels), sample in other._samples.items():  # noqa: SLF001 - its own class
+            if isinstance(sample, Histogram):
+                self.add_histogram(name, sample, *labels)
+            else:
+                self.add(name, sample, *labels)
+
+    def encode(self) -> bytes:
+        """Encode as JSON, for another process of the same version."""
+        rows = [
+            [name, labels, [sample.total, sample.buckets] if isinstance(sample, Histogram) else sample]
+            for (name, labels), sample in self._samples.items()
+        ]
+        return json.dumps(rows, separators=(",", ":")).encode()
+
+
+def decode_metrics(data: bytes) -> Metrics:
+    """Decode what `encode` has made. Raises ValueError; unknown families are left out."""
+    metrics = Metrics()
+    try:
+        for name, labels, sample in json.loads(data):
+            if name not in FAMILIES:
+                continue
+            if isinstance(sample, list):
+                histogram = Histogram()
+                histogram.merge(sample[1], sample[0])
+                metrics.add_histogram(name, histogram, *labels)
+            else:
+                metrics.add(name, float(sample), *labels)
+    except (TypeError, IndexError, KeyError) as error:
+        raise ValueError(f"these are no metrics: {error}") from None
+    return metrics
+
+
+def _checked(name: str, labels: Labels) -> Family:
+    family = FAMILIES[name]
+    if len(labels) != len(family.labels):
+        raise ValueError(f"{name} has the labels {family.labels}, and not {labels}")
+    return family
