@@ -53,7 +53,6 @@ from shalekv.settings.store import (
     S3Reads,
     StoreSettings,
 )
-
 from shalekv.settings.telemetry import TelemetrySettings
 
 __all__ = [

@@ -67,7 +67,14 @@ class Activity:
 class CallActivity(Activity):
     """One call, or one operation of a session, that has waited for something."""
 
-    __slots__ = ("blocks_cached", "blocks_fetched", "commit", "parent", "ssts_searched", "waited_ns")
+    __slots__ = (
+        "blocks_cached",
+        "blocks_fetched",
+        "commit",
+        "parent",
+        "ssts_searched",
+        "waited_ns",
+    )
 
     def __init__(self, began_ns: int, parent: SpanContext | None = None) -> None:
         """`parent` is the span of the caller; None: it has told none."""

@@ -31,7 +31,8 @@ class Histogram:
 
     def merge(self, buckets: Iterable[int], total: int) -> None:
         """Add the values of another histogram, given by its buckets, of which some may be left out
-        at the end."""
+        at the end.
+        """
         self.total += total
         for number, count in enumerate(buckets):
             self.buckets[number] += count

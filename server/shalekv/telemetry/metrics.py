@@ -179,16 +179,15 @@ _ALL = (
     Family("level_ssts", Kind.GAUGE, "SSTs of a level.", ("level",), Merge.MAX),
     Family("level_bytes", Kind.GAUGE, "Bytes of a level.", ("level",), Merge.MAX),
     Family("read_amplification", Kind.GAUGE, "Sorted runs that a read searches.", (), Merge.MAX),
-    Family("space_amplification", Kind.GAUGE, "Bytes stored for one of the last level.", (),
-           Merge.MAX),
+    Family(
+        "space_amplification", Kind.GAUGE, "Bytes stored for one of the last level.", (), Merge.MAX
+    ),
     Family("snapshots", Kind.GAUGE, "Snapshots that have not expired.", (), Merge.MAX),
     Family("pinned_bytes", Kind.GAUGE, "Bytes that only snapshots keep.", (), Merge.MAX),
     Family("oldest_pin_age_seconds", Kind.GAUGE, "Age of the oldest snapshot.", (), Merge.MAX),
     Family("database_epoch", Kind.GAUGE, "The epoch of the writer.", (), Merge.MAX),
     # reads, caches and memory
-    Family(
-        "cache_lookups", Kind.COUNTER, "Lookups in a cache: hit or miss.", ("cache", "result")
-    ),
+    Family("cache_lookups", Kind.COUNTER, "Lookups in a cache: hit or miss.", ("cache", "result")),
     Family("cache_bytes", Kind.GAUGE, "Bytes that a cache holds.", ("cache",)),
     Family("cache_max_bytes", Kind.GAUGE, "Bytes that a cache may hold.", ("cache",)),
     Family(
@@ -206,8 +205,13 @@ _ALL = (
     Family("watch_buffered_bytes", Kind.GAUGE, "Bytes that wait to be taken by watches."),
     Family("watches_cut", Kind.COUNTER, "Watches that were closed because they were too slow."),
     # processes
-    Family("build", Kind.INFO, "The version of the server, and its role.", ("version", "role"),
-           Merge.MAX),
+    Family(
+        "build",
+        Kind.INFO,
+        "The version of the server, and its role.",
+        ("version", "role"),
+        Merge.MAX,
+    ),
     Family("process_cpu_seconds", Kind.COUNTER, "CPU time of a process.", ("process",)),
     Family("process_resident_bytes", Kind.GAUGE, "Resident memory of a process.", ("process",)),
     Family(
@@ -223,22 +227,32 @@ _ALL = (
     # compactor and collector
     Family("compactions", Kind.COUNTER, "Merges that were published.", ("kind",)),
     Family(
-        "compaction_bytes", Kind.COUNTER, "Bytes that merges have read and written.",
+        "compaction_bytes",
+        Kind.COUNTER,
+        "Bytes that merges have read and written.",
         ("kind", "direction"),
     ),
     Family("compaction_failures", Kind.COUNTER, "Merges that have failed."),
     Family("collected_objects", Kind.COUNTER, "Objects that the collector has deleted."),
     Family("collections", Kind.COUNTER, "Runs of the collector: ok or failed.", ("outcome",)),
     # elections and fencing
-    Family("elections", Kind.COUNTER, "Terms of this process, by how they ended: started, lost,"
-           " fenced, failed.", ("event",)),
-    Family("serving", Kind.GAUGE, "1 while this process serves, 0 while it stands by.", (),
-           Merge.MIN),
+    Family(
+        "elections",
+        Kind.COUNTER,
+        "Terms of this process, by how they ended: started, lost, fenced, failed.",
+        ("event",),
+    ),
+    Family(
+        "serving", Kind.GAUGE, "1 while this process serves, 0 while it stands by.", (), Merge.MIN
+    ),
     Family("fenced", Kind.COUNTER, "Times that another process has taken over."),
     # safekeepers
     Family(
-        "safekeeper_connected", Kind.GAUGE, "1 while a safekeeper follows the writer.",
-        ("member",), Merge.MAX,
+        "safekeeper_connected",
+        Kind.GAUGE,
+        "1 while a safekeeper follows the writer.",
+        ("member",),
+        Merge.MAX,
     ),
     Family(
         "safekeeper_lag_records",
@@ -247,12 +261,20 @@ _ALL = (
         ("member",),
         Merge.MAX,
     ),
-    Family("quorum_unarchived_bytes", Kind.GAUGE, "Bytes of records not in the store yet.", (),
-           Merge.MAX),
-    Family("safekeeper_log_bytes", Kind.GAUGE, "Bytes of a log on this safekeeper.",
-           ("database",)),
-    Family("safekeeper_unarchived_objects", Kind.GAUGE,
-           "WAL objects of a log that are not in the store yet.", ("database",)),
+    Family(
+        "quorum_unarchived_bytes",
+        Kind.GAUGE,
+        "Bytes of records not in the store yet.",
+        (),
+        Merge.MAX,
+    ),
+    Family("safekeeper_log_bytes", Kind.GAUGE, "Bytes of a log on this safekeeper.", ("database",)),
+    Family(
+        "safekeeper_unarchived_objects",
+        Kind.GAUGE,
+        "WAL objects of a log that are not in the store yet.",
+        ("database",),
+    ),
     Family("safekeeper_disk_free_bytes", Kind.GAUGE, "Free bytes of the disk.", (), Merge.MIN),
     # security, audit, traces
     Family(
@@ -308,7 +330,7 @@ class Metrics:
 
     def merge(self, other: Metrics) -> None:
         """Add the samples of another process."""
-        for (name, labels), sample in other._samples.items():  # noqa: SLF001 - its own class
+        for (name, labels), sample in other._samples.items():
             if isinstance(sample, Histogram):
                 self.add_histogram(name, sample, *labels)
             else:
@@ -317,7 +339,11 @@ class Metrics:
     def encode(self) -> bytes:
         """Encode as JSON, for another process of the same version."""
         rows = [
-            [name, labels, [sample.total, sample.buckets] if isinstance(sample, Histogram) else sample]
+            [
+                name,
+                labels,
+                [sample.total, sample.buckets] if isinstance(sample, Histogram) else sample,
+            ]
             for (name, labels), sample in self._samples.items()
         ]
         return json.dumps(rows, separators=(",", ":")).encode()

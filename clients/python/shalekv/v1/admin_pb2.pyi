@@ -62,6 +62,34 @@ REQUEST_KIND_RECORD_READ: RequestKind.ValueType  # 6
 """A read or a query of the transactional store."""
 Global___RequestKind: _TypeAlias = RequestKind  # noqa: Y015
 
+class _ProfileFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ProfileFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ProfileFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROFILE_FORMAT_UNSPECIFIED: _ProfileFormat.ValueType  # 0
+    """As PROFILE_FORMAT_TEXT."""
+    PROFILE_FORMAT_TEXT: _ProfileFormat.ValueType  # 1
+    """A tree for a terminal."""
+    PROFILE_FORMAT_HTML: _ProfileFormat.ValueType  # 2
+    """A page for a browser."""
+    PROFILE_FORMAT_SPEEDSCOPE: _ProfileFormat.ValueType  # 3
+    """For https://www.speedscope.app."""
+
+class ProfileFormat(_ProfileFormat, metaclass=_ProfileFormatEnumTypeWrapper):
+    """Formats of profiles."""
+
+PROFILE_FORMAT_UNSPECIFIED: ProfileFormat.ValueType  # 0
+"""As PROFILE_FORMAT_TEXT."""
+PROFILE_FORMAT_TEXT: ProfileFormat.ValueType  # 1
+"""A tree for a terminal."""
+PROFILE_FORMAT_HTML: ProfileFormat.ValueType  # 2
+"""A page for a browser."""
+PROFILE_FORMAT_SPEEDSCOPE: ProfileFormat.ValueType  # 3
+"""For https://www.speedscope.app."""
+Global___ProfileFormat: _TypeAlias = ProfileFormat  # noqa: Y015
+
 @_typing.final
 class StatusRequest(_message.Message):
     """Asks for the status."""
@@ -1223,11 +1251,33 @@ class StatsReply(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class UsdPer1000Entry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     HEADER_FIELD_NUMBER: _builtins.int
     URL_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     PROCESSES_FIELD_NUMBER: _builtins.int
+    ORIGINS_FIELD_NUMBER: _builtins.int
+    USD_PER_1000_FIELD_NUMBER: _builtins.int
     url: _builtins.str
     """The URL of the database, without credentials."""
     endpoint: _builtins.str
@@ -1242,6 +1292,16 @@ class StatsReply(_message.Message):
     def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessRequests]:
         """The processes of this server. A compactor or a collector that runs elsewhere is none of them."""
 
+    @_builtins.property
+    def origins(self) -> _containers.RepeatedCompositeFieldContainer[Global___OriginCost]:
+        """What calls have cost since this process began to serve, by method, principal and prefix. The
+        sums of each dimension are equal: what belongs to no name is in one of its own.
+        """
+
+    @_builtins.property
+    def usd_per_1000(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The prices, by kind, in US dollars for 1,000 requests; those that are not known are missing."""
+
     def __init__(
         self,
         *,
@@ -1250,14 +1310,85 @@ class StatsReply(_message.Message):
         endpoint: _builtins.str = ...,
         records: _builtins.str = ...,
         processes: _abc.Iterable[Global___ProcessRequests] | None = ...,
+        origins: _abc.Iterable[Global___OriginCost] | None = ...,
+        usd_per_1000: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "header", b"header", "processes", b"processes", "records", b"records", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "header", b"header", "origins", b"origins", "processes", b"processes", "records", b"records", "url", b"url", "usd_per_1000", b"usd_per_1000"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsReply: _TypeAlias = StatsReply  # noqa: Y015
+
+@_typing.final
+class OriginCost(_message.Message):
+    """What the calls of one origin have cost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Dimension:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _DimensionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[OriginCost._Dimension.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        DIMENSION_UNSPECIFIED: OriginCost._Dimension.ValueType  # 0
+        """Never sent."""
+        DIMENSION_METHOD: OriginCost._Dimension.ValueType  # 1
+        """The method."""
+        DIMENSION_PRINCIPAL: OriginCost._Dimension.ValueType  # 2
+        """Who has called."""
+        DIMENSION_PREFIX: OriginCost._Dimension.ValueType  # 3
+        """The beginning of the key."""
+
+    class Dimension(_Dimension, metaclass=_DimensionEnumTypeWrapper):
+        """The dimension by which calls are divided."""
+
+    DIMENSION_UNSPECIFIED: OriginCost.Dimension.ValueType  # 0
+    """Never sent."""
+    DIMENSION_METHOD: OriginCost.Dimension.ValueType  # 1
+    """The method."""
+    DIMENSION_PRINCIPAL: OriginCost.Dimension.ValueType  # 2
+    """Who has called."""
+    DIMENSION_PREFIX: OriginCost.Dimension.ValueType  # 3
+    """The beginning of the key."""
+
+    DIMENSION_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    DOLLARS_FIELD_NUMBER: _builtins.int
+    dimension: Global___OriginCost.Dimension.ValueType
+    """The dimension."""
+    name: _builtins.str
+    """The name in it. "background": no call; "other": those with little."""
+    calls: _builtins.int
+    """Calls. By prefix it is an estimate."""
+    dollars: _builtins.float
+    """Their price. Not set: it is not known."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestCount]:
+        """Requests of the calls, by kind; those without a request are left out."""
+
+    def __init__(
+        self,
+        *,
+        dimension: Global___OriginCost.Dimension.ValueType = ...,
+        name: _builtins.str = ...,
+        calls: _builtins.int = ...,
+        requests: _abc.Iterable[Global___RequestCount] | None = ...,
+        dollars: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars", b"_dollars", "dollars", b"dollars"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars", b"_dollars", "calls", b"calls", "dimension", b"dimension", "dollars", b"dollars", "name", b"name", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dollars: _TypeAlias = _typing.Literal["dollars"]  # noqa: Y015
+    _WhichOneofArgType__dollars: _TypeAlias = _typing.Literal["_dollars", b"_dollars"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars) -> _WhichOneofReturnType__dollars | None: ...
+
+Global___OriginCost: _TypeAlias = OriginCost  # noqa: Y015
 
 @_typing.final
 class ProcessRequests(_message.Message):
@@ -1864,3 +1995,269 @@ class SetAccessPolicyReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetAccessPolicyReply: _TypeAlias = SetAccessPolicyReply  # noqa: Y015
+
+@_typing.final
+class ListSlowCallsRequest(_message.Message):
+    """Asks for the slow calls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _kv_pb2.RequestHeader:
+        """Optional requirements."""
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.RequestHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSlowCallsRequest: _TypeAlias = ListSlowCallsRequest  # noqa: Y015
+
+@_typing.final
+class ListSlowCallsReply(_message.Message):
+    """Slow calls, the newest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    SLOW_MS_FIELD_NUMBER: _builtins.int
+    slow_ms: _builtins.int
+    """The time from which on a call is slow (server setting `slow_ms`). 0: none is."""
+    @_builtins.property
+    def header(self) -> _kv_pb2.ReplyHeader:
+        """The view."""
+
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlowCall]:
+        """The calls."""
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.ReplyHeader | None = ...,
+        calls: _abc.Iterable[Global___SlowCall] | None = ...,
+        slow_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "header", b"header", "slow_ms", b"slow_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSlowCallsReply: _TypeAlias = ListSlowCallsReply  # noqa: Y015
+
+@_typing.final
+class SlowCall(_message.Message):
+    """A call that took long, and what it has waited for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDED_AT_MS_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    WAITED_FOR_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    WAL_ID_FIELD_NUMBER: _builtins.int
+    GROUP_COMMITS_FIELD_NUMBER: _builtins.int
+    KEY_HASH_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    ended_at_ms: _builtins.int
+    """When it was answered, in milliseconds since the Unix epoch by the clock of the server."""
+    method: _builtins.str
+    """Such as "KV.Put" or "Session.put"."""
+    code: _builtins.str
+    """The name of its status, such as "OK"."""
+    duration_ms: _builtins.float
+    """Its duration, in milliseconds."""
+    waited_for: _builtins.str
+    """What it has waited for, in words: the slowest request to the store, or a stage."""
+    wal_id: _builtins.int
+    """The WAL object of its commit. Not set: it has none."""
+    group_commits: _builtins.int
+    """Commits in the group that it has shared."""
+    key_hash: _builtins.str
+    """Hash of its first key, as in the audit log. Empty: it has none."""
+    principal: _builtins.str
+    """Who has called. Empty: anonymous."""
+    request_id: _builtins.str
+    """The metadata `x-request-id`. Empty: the caller has sent none."""
+    trace_id: _builtins.str
+    """The trace, in 32 hexadecimal digits. Empty: it has none."""
+    peer: _builtins.str
+    """The address of the client."""
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlowStage]:
+        """Where the time went."""
+
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlowRequest]:
+        """Requests to the store that it has waited for, the slowest first, at most 8."""
+
+    def __init__(
+        self,
+        *,
+        ended_at_ms: _builtins.int = ...,
+        method: _builtins.str = ...,
+        code: _builtins.str = ...,
+        duration_ms: _builtins.float = ...,
+        stages: _abc.Iterable[Global___SlowStage] | None = ...,
+        waited_for: _builtins.str = ...,
+        requests: _abc.Iterable[Global___SlowRequest] | None = ...,
+        wal_id: _builtins.int | None = ...,
+        group_commits: _builtins.int = ...,
+        key_hash: _builtins.str = ...,
+        principal: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        trace_id: _builtins.str = ...,
+        peer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id", "wal_id", b"wal_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id", "code", b"code", "duration_ms", b"duration_ms", "ended_at_ms", b"ended_at_ms", "group_commits", b"group_commits", "key_hash", b"key_hash", "method", b"method", "peer", b"peer", "principal", b"principal", "request_id", b"request_id", "requests", b"requests", "stages", b"stages", "trace_id", b"trace_id", "waited_for", b"waited_for", "wal_id", b"wal_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__wal_id: _TypeAlias = _typing.Literal["wal_id"]  # noqa: Y015
+    _WhichOneofArgType__wal_id: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wal_id) -> _WhichOneofReturnType__wal_id | None: ...
+
+Global___SlowCall: _TypeAlias = SlowCall  # noqa: Y015
+
+@_typing.final
+class SlowStage(_message.Message):
+    """Time of a slow call in one stage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Such as "admission", "queued", "encoded", "stored" or "visible"."""
+    duration_ms: _builtins.float
+    """In milliseconds."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        duration_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlowStage: _TypeAlias = SlowStage  # noqa: Y015
+
+@_typing.final
+class SlowRequest(_message.Message):
+    """A request to the object store that a slow call has waited for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    operation: _builtins.str
+    """Such as "create"."""
+    name: _builtins.str
+    """The object, or the folder."""
+    duration_ms: _builtins.float
+    """Its duration in milliseconds, attempts that failed included."""
+    attempts: _builtins.int
+    """Attempts."""
+    problem: _builtins.str
+    """The error of the last attempt that failed. Empty: none has."""
+    def __init__(
+        self,
+        *,
+        operation: _builtins.str = ...,
+        name: _builtins.str = ...,
+        duration_ms: _builtins.float = ...,
+        attempts: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "duration_ms", b"duration_ms", "name", b"name", "operation", b"operation", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlowRequest: _TypeAlias = SlowRequest  # noqa: Y015
+
+@_typing.final
+class ProfileRequest(_message.Message):
+    """Asks for a profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    duration_ms: _builtins.int
+    """How long, in milliseconds: 100 to 60,000. 0: 10,000."""
+    format: Global___ProfileFormat.ValueType
+    """The format."""
+    @_builtins.property
+    def header(self) -> _kv_pb2.RequestHeader:
+        """Optional requirements."""
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.RequestHeader | None = ...,
+        duration_ms: _builtins.int = ...,
+        format: Global___ProfileFormat.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "format", b"format", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileRequest: _TypeAlias = ProfileRequest  # noqa: Y015
+
+@_typing.final
+class ProfileReply(_message.Message):
+    """A profile of the thread of the event loop."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    profile: _builtins.str
+    """The profile in the format."""
+    samples: _builtins.int
+    """Samples that were taken."""
+    @_builtins.property
+    def header(self) -> _kv_pb2.ReplyHeader:
+        """The view."""
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.ReplyHeader | None = ...,
+        profile: _builtins.str = ...,
+        samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "profile", b"profile", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileReply: _TypeAlias = ProfileReply  # noqa: Y015

@@ -45,6 +45,16 @@ class AdminStub:
                 request_serializer=shalekv_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
                 response_deserializer=shalekv_dot_v1_dot_admin__pb2.StatsReply.FromString,
                 _registered_method=True)
+        self.ListSlowCalls = channel.unary_unary(
+                '/shalekv.v1.Admin/ListSlowCalls',
+                request_serializer=shalekv_dot_v1_dot_admin__pb2.ListSlowCallsRequest.SerializeToString,
+                response_deserializer=shalekv_dot_v1_dot_admin__pb2.ListSlowCallsReply.FromString,
+                _registered_method=True)
+        self.Profile = channel.unary_unary(
+                '/shalekv.v1.Admin/Profile',
+                request_serializer=shalekv_dot_v1_dot_admin__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=shalekv_dot_v1_dot_admin__pb2.ProfileReply.FromString,
+                _registered_method=True)
         self.CreateSnapshot = channel.unary_unary(
                 '/shalekv.v1.Admin/CreateSnapshot',
                 request_serializer=shalekv_dot_v1_dot_admin__pb2.CreateSnapshotRequest.SerializeToString,
@@ -102,6 +112,20 @@ class AdminServicer:
     def Stats(self, request, context):
         """Tells which requests the processes of this server have sent to the object store: what the bill
         of the store is made of.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSlowCalls(self, request, context):
+        """Lists the slow calls of the last time, of this server: the newest 100.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Profile(self, request, context):
+        """Samples where this process spends its time, for some seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,6 +201,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=shalekv_dot_v1_dot_admin__pb2.StatsRequest.FromString,
                     response_serializer=shalekv_dot_v1_dot_admin__pb2.StatsReply.SerializeToString,
+            ),
+            'ListSlowCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSlowCalls,
+                    request_deserializer=shalekv_dot_v1_dot_admin__pb2.ListSlowCallsRequest.FromString,
+                    response_serializer=shalekv_dot_v1_dot_admin__pb2.ListSlowCallsReply.SerializeToString,
+            ),
+            'Profile': grpc.unary_unary_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=shalekv_dot_v1_dot_admin__pb2.ProfileRequest.FromString,
+                    response_serializer=shalekv_dot_v1_dot_admin__pb2.ProfileReply.SerializeToString,
             ),
             'CreateSnapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateSnapshot,
@@ -274,6 +308,60 @@ class Admin:
             '/shalekv.v1.Admin/Stats',
             shalekv_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
             shalekv_dot_v1_dot_admin__pb2.StatsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSlowCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shalekv.v1.Admin/ListSlowCalls',
+            shalekv_dot_v1_dot_admin__pb2.ListSlowCallsRequest.SerializeToString,
+            shalekv_dot_v1_dot_admin__pb2.ListSlowCallsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shalekv.v1.Admin/Profile',
+            shalekv_dot_v1_dot_admin__pb2.ProfileRequest.SerializeToString,
+            shalekv_dot_v1_dot_admin__pb2.ProfileReply.FromString,
             options,
             channel_credentials,
             insecure,

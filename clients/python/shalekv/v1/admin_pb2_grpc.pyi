@@ -24,6 +24,10 @@ class AdminStub:
     """Tells which requests the processes of this server have sent to the object store: what the bill
     of the store is made of.
     """
+    ListSlowCalls: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSlowCallsRequest, _admin_pb2.ListSlowCallsReply]
+    """Lists the slow calls of the last time, of this server: the newest 100."""
+    Profile: _aio.UnaryUnaryMultiCallable[_admin_pb2.ProfileRequest, _admin_pb2.ProfileReply]
+    """Samples where this process spends its time, for some seconds."""
     CreateSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateSnapshotRequest, _admin_pb2.CreateSnapshotReply]
     """Pins the current state under a name or an id until it expires or is deleted. Whatever was
     acknowledged as durable before the call is in it, at whichever server it is made. A call whose
@@ -66,6 +70,22 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """Tells which requests the processes of this server have sent to the object store: what the bill
         of the store is made of.
         """
+
+    @_abc_1.abstractmethod
+    def ListSlowCalls(
+        self,
+        request: _admin_pb2.ListSlowCallsRequest,
+        context: _aio.ServicerContext[_admin_pb2.ListSlowCallsRequest, _abc.Awaitable[_admin_pb2.ListSlowCallsReply]],
+    ) -> _abc.Awaitable[_admin_pb2.ListSlowCallsReply]:
+        """Lists the slow calls of the last time, of this server: the newest 100."""
+
+    @_abc_1.abstractmethod
+    def Profile(
+        self,
+        request: _admin_pb2.ProfileRequest,
+        context: _aio.ServicerContext[_admin_pb2.ProfileRequest, _abc.Awaitable[_admin_pb2.ProfileReply]],
+    ) -> _abc.Awaitable[_admin_pb2.ProfileReply]:
+        """Samples where this process spends its time, for some seconds."""
 
     @_abc_1.abstractmethod
     def CreateSnapshot(

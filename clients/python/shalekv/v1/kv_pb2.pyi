@@ -162,6 +162,7 @@ class RequestHeader(_message.Message):
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     READ_LEVEL_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    REPORT_COST_FIELD_NUMBER: _builtins.int
     min_seq: _builtins.int
     """For a read: the state must contain the commit with this sequence number. The server waits for
     it within the deadline of the call, or for 30 seconds if it has none; then the call ends with
@@ -196,6 +197,10 @@ class RequestHeader(_message.Message):
     repeat that comes after the window, for up to a year, is refused too. A write that was refused,
     or that changed nothing, has not used its key. Reads ignore it. Empty: no such protection.
     """
+    report_cost: _builtins.bool
+    """Report in the header of the reply what the call has cost. Not for scans, whose pages would each
+    tell a part.
+    """
     def __init__(
         self,
         *,
@@ -204,14 +209,69 @@ class RequestHeader(_message.Message):
         snapshot_id: _builtins.bytes = ...,
         read_level: Global___ReadLevel.ValueType = ...,
         idempotency_key: _builtins.bytes = ...,
+        report_cost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "max_staleness_ms", b"max_staleness_ms", "min_seq", b"min_seq", "read_level", b"read_level", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "max_staleness_ms", b"max_staleness_ms", "min_seq", b"min_seq", "read_level", b"read_level", "report_cost", b"report_cost", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestHeader: _TypeAlias = RequestHeader  # noqa: Y015
+
+@_typing.final
+class Cost(_message.Message):
+    """Requests to the object store, or in part to its records, that a call has caused: what it is paid
+    for. A commit shares them with the others of its group.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WRITES_FIELD_NUMBER: _builtins.int
+    LISTS_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    DELETES_FIELD_NUMBER: _builtins.int
+    RECORD_WRITES_FIELD_NUMBER: _builtins.int
+    RECORD_READS_FIELD_NUMBER: _builtins.int
+    SHARED_BY_FIELD_NUMBER: _builtins.int
+    DOLLARS_FIELD_NUMBER: _builtins.int
+    writes: _builtins.int
+    """Puts, copies, and parts of uploads."""
+    lists: _builtins.int
+    """Pages of lists."""
+    reads: _builtins.int
+    """Gets and heads."""
+    deletes: _builtins.int
+    """Deletes."""
+    record_writes: _builtins.int
+    """Inserts, updates and deletes in the transactional store."""
+    record_reads: _builtins.int
+    """Reads and queries of the transactional store."""
+    shared_by: _builtins.int
+    """Calls that share these requests, this one included. 0: there was none to share."""
+    dollars: _builtins.float
+    """The part of this call in US dollars, by list prices. Not set: these are not known."""
+    def __init__(
+        self,
+        *,
+        writes: _builtins.int = ...,
+        lists: _builtins.int = ...,
+        reads: _builtins.int = ...,
+        deletes: _builtins.int = ...,
+        record_writes: _builtins.int = ...,
+        record_reads: _builtins.int = ...,
+        shared_by: _builtins.int = ...,
+        dollars: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars", b"_dollars", "dollars", b"dollars"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars", b"_dollars", "deletes", b"deletes", "dollars", b"dollars", "lists", b"lists", "reads", b"reads", "record_reads", b"record_reads", "record_writes", b"record_writes", "shared_by", b"shared_by", "writes", b"writes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dollars: _TypeAlias = _typing.Literal["dollars"]  # noqa: Y015
+    _WhichOneofArgType__dollars: _TypeAlias = _typing.Literal["_dollars", b"_dollars"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars) -> _WhichOneofReturnType__dollars | None: ...
+
+Global___Cost: _TypeAlias = Cost  # noqa: Y015
 
 @_typing.final
 class ReplyHeader(_message.Message):
@@ -225,6 +285,7 @@ class ReplyHeader(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     WAL_ID_FIELD_NUMBER: _builtins.int
     STALENESS_MS_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
     database_id: _builtins.bytes
     """16 bytes that identify the database for its whole life."""
     role: Global___Role.ValueType
@@ -248,6 +309,10 @@ class ReplyHeader(_message.Message):
     the store's clock (server/docs/reading.md). 0 in a view of a snapshot, and at the writer, but
     for further pages of a scan, which report the age of their view.
     """
+    @_builtins.property
+    def cost(self) -> Global___Cost:
+        """What the call has cost, if the request asks for it."""
+
     def __init__(
         self,
         *,
@@ -257,10 +322,11 @@ class ReplyHeader(_message.Message):
         seq: _builtins.int = ...,
         wal_id: _builtins.int | None = ...,
         staleness_ms: _builtins.int = ...,
+        cost: Global___Cost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id", "wal_id", b"wal_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id", "cost", b"cost", "wal_id", b"wal_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id", "database_id", b"database_id", "epoch", b"epoch", "role", b"role", "seq", b"seq", "staleness_ms", b"staleness_ms", "wal_id", b"wal_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id", "cost", b"cost", "database_id", b"database_id", "epoch", b"epoch", "role", b"role", "seq", b"seq", "staleness_ms", b"staleness_ms", "wal_id", b"wal_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wal_id: _TypeAlias = _typing.Literal["wal_id"]  # noqa: Y015
     _WhichOneofArgType__wal_id: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id"]  # noqa: Y015
@@ -1475,12 +1541,22 @@ class SessionOperation(_message.Message):
     WRITE_FIELD_NUMBER: _builtins.int
     TXN_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the client; comes back in the result. Unique among the operations in flight."""
     timeout_ms: _builtins.int
     """Time that the caller waits for the result, milliseconds from the arrival of the operation: what
     the deadline is of a call of its own. A write that is not durable then is answered a little
     earlier (a tenth of the time, at most 100 ms), with WRITE_TIMED_OUT. 0: until the session ends.
+    """
+    traceparent: _builtins.str
+    """The span of the caller, as the metadata `traceparent` of W3C Trace Context has it for a call.
+    Empty: that of the session.
+    """
+    request_id: _builtins.str
+    """A name for the operation in logs, as the metadata `x-request-id` is for a call. Empty: that of
+    the session.
     """
     @_builtins.property
     def get(self) -> Global___GetRequest:
@@ -1522,10 +1598,12 @@ class SessionOperation(_message.Message):
         write: Global___WriteRequest | None = ...,
         txn: Global___TxnRequest | None = ...,
         timeout_ms: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch_get", b"batch_get", "delete", b"delete", "delete_range", b"delete_range", "get", b"get", "operation", b"operation", "put", b"put", "txn", b"txn", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_get", b"batch_get", "delete", b"delete", "delete_range", b"delete_range", "get", b"get", "id", b"id", "operation", b"operation", "put", b"put", "timeout_ms", b"timeout_ms", "txn", b"txn", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_get", b"batch_get", "delete", b"delete", "delete_range", b"delete_range", "get", b"get", "id", b"id", "operation", b"operation", "put", b"put", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent", "txn", b"txn", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["get", "batch_get", "put", "delete", "delete_range", "write", "txn"]  # noqa: Y015
     _WhichOneofArgType_operation: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
