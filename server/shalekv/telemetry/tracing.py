@@ -7,10 +7,11 @@ tracer nothing is recorded, and costs nothing; the trace id of the caller is pas
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from shalekv.telemetry.activity import CallActivity, CommitActivity
+from shalekv.telemetry.activity import Activity, CallActivity, CommitActivity
 
 TRACEPARENT = "traceparent"  # the metadata of a call
 TRACE_ID = "x-trace-id"  # the metadata of a reply
@@ -45,21 +46,39 @@ def parse_traceparent(text: str) -> SpanContext | None:
 class Tracer(Protocol):
     """Records spans: `telemetry.otel`, if the process exports any."""
 
-    def begin_call(self, method: str, activity: CallActivity) -> bool:
-        """Set `activity.span` if the call is to be recorded; returns whether it is."""
+    def samples(self, traceparent: str) -> bool:
+        """Return whether to record a call with this metadata; empty: its caller has told none.
+
+        Asked once for each call, before anything is made for it.
+        """
+        ...
+
+    def begin_call(self, method: str, activity: CallActivity) -> SpanContext:
+        """Set `activity.span`, and return the name of the span. REQUIRES: the call is sampled."""
         ...
 
     def end_call(self, activity: CallActivity, code: str) -> None:
         """Record the span of a call: admission, store requests, and a link to its commit.
 
-        `code` is the name of its status. REQUIRES: it has a span.
+        `code` is the name of its status. Begins the span of the group of its commit, if it is the
+        first one of the group that is recorded. REQUIRES: it has a span.
         """
         ...
 
-    def begin_commit(self, activity: CommitActivity) -> None:
-        """Set the span of a group, since one of its commits is recorded."""
+    def end_commit(self, activity: CommitActivity, problem: str = "") -> None:
+        """Record the span of a group with its stages and requests, if one of its calls has one.
+
+        REQUIRES: all of its calls that are told at once were answered, so that it links to them.
+        Called once for each group.
+        """
         ...
 
-    def end_commit(self, activity: CommitActivity, problem: str = "") -> None:
-        """Record the span of a group with its stages and requests. REQUIRES: it has a span."""
+    def begin_job(self, name: str, activity: Activity) -> None:
+        """Set the span of a job beside the calls, such as a merge: each is recorded."""
+        ...
+
+    def end_job(
+        self, activity: Activity, attributes: Mapping[str, str | int], problem: str = ""
+    ) -> None:
+        """Record the span of a job with its store requests. REQUIRES: it has a span."""
         ...
