@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shalekv.telemetry.tracing import SpanContext
+    from shalekv_wire.trace_context import SpanContext
 
 REQUESTS_MAX = 64  # of one activity that are recorded one by one; all are counted
 
@@ -73,6 +73,7 @@ class CallActivity(Activity):
         "commit",
         "parent",
         "ssts_searched",
+        "trace_id",
         "waited_ns",
     )
 
@@ -80,6 +81,7 @@ class CallActivity(Activity):
         """`parent` is the span of the caller; None: it has told none."""
         super().__init__(began_ns)
         self.parent = parent
+        self.trace_id = "" if parent is None else parent.trace_id  # 32 hexadecimal digits
         self.commit: CommitActivity | None = None  # the commit that made it durable
         self.waited_ns: Counter[str] = Counter()  # for admission, a read set, a turn, and so on
         self.ssts_searched = 0
