@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -49,4 +50,17 @@ class TelemetrySettings(Settings):
         if self.metrics and (not host or not port.isdigit() or int(port) > PORT_MAX):
             message = f"metrics must be HOST:PORT with a port of 0 to 65535, not {self.metrics!r}"
             raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _endpoint_is_a_url(self) -> Self:
+        url = urlsplit(self.otlp_endpoint)
+        if self.otlp_endpoint and (url.scheme not in {"http", "https"} or not url.hostname):
+            message = f"otlp_endpoint must be http://HOST:PORT or https://..., not {url.geturl()!r}"
+            raise ValueError(message)
+        if "@" in url.netloc:
+            raise ValueError(
+                "otlp_endpoint: credentials do not belong in a URL, which appears in logs; "
+                "OTEL_EXPORTER_OTLP_HEADERS in the environment can have them"
+            )
         return self

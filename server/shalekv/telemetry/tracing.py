@@ -16,6 +16,11 @@ from shalekv_wire.trace_context import SpanContext
 class Tracer(Protocol):
     """Records spans: `telemetry.otel`, if the process exports any."""
 
+    @property
+    def dropped(self) -> int:
+        """The number of spans that could not be exported."""
+        ...
+
     def samples(self, parent: SpanContext | None) -> bool:
         """Return whether to record a call of this span; None: its caller has told none.
 
@@ -24,7 +29,10 @@ class Tracer(Protocol):
         ...
 
     def begin_call(self, method: str, activity: CallActivity) -> SpanContext:
-        """Set `activity.span`, and return the name of the span. REQUIRES: the call is sampled."""
+        """Set `activity.span` and its trace id; return the name of the span.
+
+        REQUIRES: the call is sampled.
+        """
         ...
 
     def end_call(self, activity: CallActivity, code: str) -> None:

@@ -1,0 +1,39 @@
+"""Traces of a process: the tracer that its settings ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shalekv.errors import InvalidSetting
+from shalekv.settings.telemetry import TelemetrySettings
+from shalekv.telemetry.tracing import Tracer
+
+
+@asynccontextmanager
+async def open_tracer(
+    settings: TelemetrySettings, role: str, url: str
+) -> AsyncIterator[Tracer | None]:
+    """Open the tracer of a process of this role for the database at `url`; None: it has none.
+
+    At the end the last spans are sent, which takes a second at most. Raises `InvalidSetting` if
+    packages are missing. Without a collector they are not even imported.
+    """
+    if not settings.otlp_endpoint:
+        yield None
+        return
+    try:
+        from shalekv.telemetry.otel import OtelTracer  # noqa: PLC0415 (slow, and an extra)
+    except ImportError as error:
+        raise InvalidSetting(
+            f"--otlp-endpoint needs {error.name}, which is not installed: "
+            "pip install 'shalekv[otel]'"
+        ) from None
+    tracer = OtelTracer(
+        settings.otlp_endpoint, ratio=settings.trace_ratio, role=role, database_url=url
+    )
+    try:
+        yield tracer
+    finally:
+        await asyncio.to_thread(tracer.close)
