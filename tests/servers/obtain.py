@@ -8,6 +8,7 @@
     postgres     Debian's archive, or what is installed
     redis        Debian's archive, or what is installed
     nginx        Debian's archive, or what is installed
+    prometheus   Debian's archive, or what is installed: only if it is named
     h2spec       Go's module proxy, built here by tests/wire/interop/go
     etcd         Go's module proxy, built here by etcd/go.mod
     load         the client that puts servers under load, built from tests/bench/load
@@ -127,6 +128,7 @@ def _recipes() -> Mapping[str, Recipe]:
         "postgres": Recipe("postgresql", _postgres),
         "redis": Recipe("redis-server redis-tools", _redis),
         "nginx": Recipe("nginx", _nginx),
+        "prometheus": Recipe("prometheus", _prometheus, is_for_all=False),
         "h2spec": _go_tools(H2SPEC),
         "etcd": _go_program(ETCD_FILES),
         "load": _go_program(LOAD_FILES),
@@ -206,6 +208,10 @@ def _slatedb(folder: Path) -> None:
 
 def _nginx(folder: Path) -> None:
     unpack(["nginx"], folder, installed=installed_usr("sbin/nginx"))
+
+
+def _prometheus(folder: Path) -> None:
+    unpack(["prometheus"], folder, installed=installed_usr("bin/promtool"))
 
 
 def _digest(*files: Path) -> str:
