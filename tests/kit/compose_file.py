@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]  # its stubs are a package of their 
 
 DOCKER = Path(__file__).parents[2] / "docker"
 COMPOSE, MINIO, TLS = "compose.yaml", "compose.minio.yaml", "compose.tls.yaml"
+OBSERVABILITY = "compose.observability.yaml"
 PORT = 7654  # where a writer, or a reader, listens in its container
 SAFEKEEPER_PORT = 7655
 DOCKERFILE = "docker/Dockerfile"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
 from shalekv.cli.commands.tls import init
 from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
@@ -29,12 +30,14 @@ from tests.kit.compose_file import (
     COMPOSE,
     DOCKER,
     MINIO,
+    OBSERVABILITY,
     PORT,
     SAFEKEEPER_PORT,
     TLS,
     Service,
     VariableMissing,
     read_compose,
+    read_files,
     variables_of,
 )
 from tests.kit.dockerfile import Image, read_dockerfile
@@ -49,8 +52,11 @@ EXAMPLE = dict(
 SERVICES = read_compose(EXAMPLE)
 WITH_MINIO = read_compose(EXAMPLE, MINIO)
 WITH_TLS = read_compose(EXAMPLE, TLS)
+OBSERVED = read_compose(EXAMPLE, OBSERVABILITY)
 ALL_FILES = pytest.mark.parametrize(
-    "services", [SERVICES, WITH_MINIO, WITH_TLS], ids=[COMPOSE, MINIO, TLS]
+    "services",
+    [SERVICES, WITH_MINIO, WITH_TLS, OBSERVED],
+    ids=[COMPOSE, MINIO, TLS, OBSERVABILITY],
 )
 OF_OURS, OF_MINIO = read_dockerfile("Dockerfile"), read_dockerfile("minio.Dockerfile")
 OURS = {name: service for name, service in SERVICES.items() if service.is_ours}
@@ -58,6 +64,7 @@ WRITERS = {name: service for name, service in OURS.items() if "serve" in service
 READERS = {name: service for name, service in OURS.items() if "reader" in service.argv}
 SERVERS = WRITERS | READERS
 SAFEKEEPERS = {name: service for name, service in OURS.items() if "safekeeper" in service.argv}
+OBSERVERS = set(OBSERVED) - set(SERVICES)
 SCRIPTS = "/opt/shalekv/scripts/"
 TLS_FOLDER = "/etc/shalekv"
 OF_S3 = re.compile("AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
@@ -138,11 +145,13 @@ def test_there_are_readers() -> None:
 
 def test_nothing_else_is_published() -> None:
     """Processes on the machine reach writers and readers, and neither the S3 server nor MariaDB."""
-    for services in (SERVICES, WITH_MINIO, WITH_TLS):
+    for services in (SERVICES, WITH_MINIO, WITH_TLS, OBSERVED):
         published = {name for name, service in services.items() if "ports" in service.text}
-        assert published == set(SERVERS)
-    ports = [port for service in SERVERS.values() for port in service.text["ports"]]
+        added = OBSERVERS if services is OBSERVED else set()
+        assert published == {*SERVERS, *added}
+    ports = [port for service in OBSERVED.values() for port in service.text.get("ports", ())]
     assert len(set(ports)) == len(ports)
+    assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
 def test_the_health_check_is_that_of_the_image() -> None:
@@ -202,6 +211,46 @@ def test_certificates_have_the_names_of_servers() -> None:
     assert [name for name, each in WITH_TLS.items() if authority in each.volumes.values()] == [
         maker.name
     ]
+
+
+def test_prometheus_asks_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each container tells its metrics where ops/prometheus.yaml looks; a job is a database."""
+    config = yaml.safe_load((ROOT / "ops/prometheus.yaml").read_text())
+    asked: dict[str, str] = {}
+    for job in config["scrape_configs"]:
+        for found in job.get("static_configs", ()):
+            asked |= dict.fromkeys(found["targets"], job["job_name"])
+        for found in job.get("dns_sd_configs", ()):
+            asked |= {f"{name}:{found['port']}": job["job_name"] for name in found["names"]}
+    telling = {}
+    for name in set(OURS) - {"bucket"}:
+        with monkeypatch.context() as patched:
+            for variable, value in OBSERVED[name].environment.items():
+                patched.setenv(variable, value)
+            known = {setting.name: None for setting in settings_of(AnyConfig)}
+            telemetry = load_settings(known, None, WriterConfig).telemetry
+        port = telemetry.metrics.removeprefix("0.0.0.0:")
+        job = "safekeepers" if name in SAFEKEEPERS else ([*OURS[name].profiles, "main"])[0]
+        telling[f"{name}:{port}"] = f"shalekv-{job}"
+    assert asked == telling
+
+
+def test_prometheus_and_grafana_get_files_that_exist() -> None:
+    """What they mount is in ops/, at the places that the files name."""
+    declared = read_files(OBSERVABILITY)["configs"]
+    mounted = {
+        each["target"]: (DOCKER / declared[each["source"]]["file"]).resolve()
+        for name in OBSERVERS
+        for each in OBSERVED[name].text["configs"]
+    }
+    assert len(mounted) == len(declared)
+    assert all(file.is_file() and file.is_relative_to(ROOT / "ops") for file in mounted.values())
+    provider = yaml.safe_load((ROOT / "ops/grafana/provider.yaml").read_text())["providers"][0]
+    home = OBSERVED["grafana"].environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert mounted[home] == ROOT / "ops/grafana/shalekv.json"
+    assert home.startswith(provider["options"]["path"])
+    (rules,) = yaml.safe_load((ROOT / "ops/prometheus.yaml").read_text())["rule_files"]
+    assert mounted[f"/etc/prometheus/{rules}"] == ROOT / "ops/alerts.yaml"
 
 
 def test_writers_know_their_safekeepers() -> None:
@@ -270,9 +319,9 @@ def test_what_the_image_copies_is_there_and_let_through() -> None:
 
 def test_images_can_be_chosen_and_have_versions() -> None:
     """Each image of others is a variable with a default, which names a version."""
-    text = (DOCKER / COMPOSE).read_text()
+    text = "".join((DOCKER / name).read_text() for name in (COMPOSE, OBSERVABILITY))
     defaults = dict(variables_of(text))
-    for name, service in SERVICES.items():
+    for name, service in OBSERVED.items():
         if service.is_ours:
             continue
         variable = f"SHALEKV_{name.upper()}_IMAGE"
@@ -309,7 +358,7 @@ def test_a_missing_secret_is_reported() -> None:
             read_compose({k: v for k, v in EXAMPLE.items() if k != name})
 
 
-@pytest.mark.parametrize("file", [COMPOSE, MINIO, TLS])
+@pytest.mark.parametrize("file", [COMPOSE, MINIO, TLS, OBSERVABILITY])
 def test_variables_of_the_files_are_explained(file: str) -> None:
     """Each variable that a file reads is in docker/README.md."""
     readme = (DOCKER / "README.md").read_text()

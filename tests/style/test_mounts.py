@@ -8,11 +8,20 @@ from pathlib import Path, PurePosixPath
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
-from tests.kit.compose_file import COMPOSE, DOCKER, MINIO, TLS, Service, read_compose, read_files
+from tests.kit.compose_file import (
+    COMPOSE,
+    DOCKER,
+    MINIO,
+    OBSERVABILITY,
+    TLS,
+    Service,
+    read_compose,
+    read_files,
+)
 from tests.kit.dockerfile import Image, read_dockerfile
 from tests.style.test_docker import EXAMPLE, SCRIPTS
 
-FILES: tuple[tuple[str, ...], ...] = ((), (MINIO,), (TLS,))  # beside compose.yaml
+FILES: tuple[tuple[str, ...], ...] = ((), (MINIO,), (TLS,), (OBSERVABILITY,))  # beside compose.yaml
 IMAGES = ("Dockerfile", "minio.Dockerfile")
 
 
