@@ -53,7 +53,7 @@ from shalekv.settings.store import (
     S3Reads,
     StoreSettings,
 )
-from shalekv.settings.telemetry import TelemetrySettings
+from shalekv.settings.telemetry import PriceChoice, TelemetrySettings
 
 __all__ = [
     "CLOCK_JUMP_MAX_S",
@@ -85,6 +85,7 @@ __all__ = [
     "LogFormat",
     "LogLevel",
     "MemorySettings",
+    "PriceChoice",
     "ProcessSettings",
     "QuorumSettings",
     "ReaderConfig",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -9,6 +13,20 @@ from pydantic import Field, model_validator
 
 from shalekv.settings.model import Settings
 from shalekv.settings.server import PORT_MAX
+
+# What stores charge for, as `usd_per_1000` names it.
+_PRICED = ("writes", "lists", "reads", "deletes", "record_writes", "record_reads")
+_USD_MAX = 1_000
+
+
+class PriceChoice(StrEnum):
+    """A provider whose list prices are known."""
+
+    S3 = "s3"
+    GCS = "gcs"
+    AZURE = "azure"
+    R2 = "r2"
+    FREE = "free"
 
 
 class TelemetrySettings(Settings):
@@ -44,6 +62,31 @@ class TelemetrySettings(Settings):
         json_schema_extra={"user": "operator: cost of traces against what they show"},
     )
 
+    prices: PriceChoice | None = Field(
+        default=None,
+        description="The provider whose list prices the cost in metrics and replies is computed "
+        "with. Not set: by the URL and the endpoint of the database; a store of your own has no "
+        "known prices, and then no cost is told.",
+        json_schema_extra={"user": "operator: what requests cost depends on who stores"},
+    )
+    usd_per_1000: str = Field(
+        default="",
+        description="Prices of your own in US dollars for 1,000 requests, such as "
+        "writes=0.0054,lists=0.0054,reads=0.00043,deletes=0; also record_writes and record_reads. "
+        "They replace those of `prices`.",
+        json_schema_extra={"user": "operator: regions and contracts have other prices"},
+    )
+
+    @property
+    def own_prices(self) -> Mapping[str, Decimal]:
+        """The prices of `usd_per_1000`, by kind of request, such as ``write``."""
+        return dict(map(_price, filter(None, map(str.strip, self.usd_per_1000.split(",")))))
+
+    @model_validator(mode="after")
+    def _prices_are_numbers(self) -> Self:
+        _ = self.own_prices
+        return self
+
     @model_validator(mode="after")
     def _metrics_have_a_port(self) -> Self:
         host, _, port = self.metrics.rpartition(":")
@@ -64,3 +107,15 @@ class TelemetrySettings(Settings):
                 "OTEL_EXPORTER_OTLP_HEADERS in the environment can have them"
             )
         return self
+
+
+def _price(text: str) -> tuple[str, Decimal]:
+    name, _, number = text.partition("=")
+    with suppress(InvalidOperation):  # no number, or none that can be compared
+        price = Decimal(number)
+        if name in _PRICED and 0 <= price <= _USD_MAX:
+            return name.removesuffix("s"), price
+    raise ValueError(
+        f"usd_per_1000 must be KIND=DOLLARS,... with the kinds {', '.join(_PRICED)} and prices of "
+        f"0 to {_USD_MAX}, not {text!r}"
+    )

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import shalekv_client
-from shalekv.cli.commands.admin_stats import OBJECT_KINDS, RECORD_KINDS
 from shalekv.clock import LoopClock
 from shalekv.errors import InvalidRequest
 from shalekv.format.footer import SstProperties, read_footer
@@ -26,6 +25,7 @@ from shalekv.server.writer_service import Ingests, file_infos
 from shalekv.settings import CompactorSettings, StoreSettings, WriterSettings
 from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
+from shalekv.telemetry.prices import KINDS
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.version import VERSION
 from shalekv.write.engine import WriterEngine
@@ -102,7 +102,7 @@ def test_every_kind_has_a_message() -> None:
         name.removeprefix("REQUEST_KIND_"): number
         for name, number in list(admin_pb2.RequestKind.items())[1:]
     }
-    assert [*OBJECT_KINDS, *RECORD_KINDS] == [kind.value for kind in RequestKind]
+    assert [*KINDS] == [kind.value for kind in RequestKind]
     assert [name.lower() for name in kinds] == [kind.value for kind in RequestKind]
 
 

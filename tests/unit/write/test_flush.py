@@ -1,4 +1,4 @@
-"""Small decisions: when to flush and to poll, two-phase records, and prices."""
+"""Small decisions: when to flush and to poll, and two-phase records."""
 
 from __future__ import annotations
 
@@ -8,13 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.cli.commands.admin_stats import (
-    DYNAMODB,
-    OBJECTS,
-    RECORD_KINDS,
-    UNKNOWN_OBJECTS,
-    price_list,
-)
 from shalekv.concurrency import IdlePoll
 from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.log import FlushPolicy, LogState, Mode
@@ -107,43 +100,3 @@ HERE = Destination("s3://bucket/here", "wal/1")
 def test_status_of_a_source(record: CreateRecord | None, expected: SourceStatus) -> None:
     """A source is in the record or is not, and the record is open or done."""
     assert source_status(record, "ours") is expected
-
-
-@pytest.mark.parametrize(
-    ("url", "endpoint", "expected"),
-    [
-        ("s3://bucket/folder", "", "s3"),
-        ("s3://bucket", "s3.eu-west-1.amazonaws.com", "s3"),
-        ("s3://bucket", "0123.r2.cloudflarestorage.com:443", "r2"),
-        ("s3://bucket", "storage.googleapis.com", "gcs"),
-        ("gs://bucket", "", "gcs"),
-        ("az://container", "", "azure"),
-        ("az://container", "me.blob.core.windows.net", "azure"),
-        ("file:///var/lib/db", "", "free"),
-        ("file:///var/lib/db", "left.over:9000", "free"),
-        ("memory://trial", "", "free"),
-    ],
-)
-def test_prices_are_found_by_url_and_endpoint(url: str, endpoint: str, expected: str) -> None:
-    """The provider is that of the URL, unless the endpoint belongs to another one."""
-    found = price_list(url, endpoint, "")
-    assert found.usd_per_1000 == OBJECTS[expected].usd_per_1000
-
-
-@pytest.mark.parametrize("endpoint", ["localhost:9000", "[::1]:9000", "notamazonaws.com"])
-def test_a_store_without_a_provider_has_no_prices(endpoint: str) -> None:
-    """A store without a provider has no prices unless some are chosen."""
-    found = price_list("s3://bucket", endpoint, "")
-    assert found == UNKNOWN_OBJECTS
-    assert found.usd_per_month("write", 1.0) is None
-    assert price_list("s3://bucket", endpoint, "", chosen="r2") == OBJECTS["r2"]
-
-
-def test_records_are_priced_beside_the_objects() -> None:
-    """Records in DynamoDB have its prices; those in a database of one's own cost nothing."""
-    found = price_list("s3://bucket", "", "dynamodb")
-    assert found.usd_per_1000 == {**OBJECTS["s3"].usd_per_1000, **DYNAMODB.usd_per_1000}
-    assert "DynamoDB" in found.title
-    own = price_list("s3://bucket", "", "postgresql")
-    assert [own.usd_per_month(kind, 1.0) for kind in RECORD_KINDS] == [0.0, 0.0]
-    assert price_list("s3://bucket", "", "").usd_per_month("record_read", 1.0) is None

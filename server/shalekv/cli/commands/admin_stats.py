@@ -1,17 +1,11 @@
-"""`shalekv admin stats`: requests to the object store per minute, and their estimated cost.
-
-The prices are published list prices in US dollars. They differ by region and change, so they are
-for an estimate, and can be overridden. Sources: the price pages of Amazon S3, Amazon DynamoDB,
-Google Cloud Storage, Azure Blob Storage and Cloudflare R2. Storage, traffic, discounts and free
-monthly quotas are left out.
-"""
+"""`shalekv admin stats`: requests to the object store per minute, and their estimated cost."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import click
@@ -21,24 +15,19 @@ from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
 from shalekv.cli.console.talking import talk
 from shalekv.cli.console.units import US_PER_S, time
+from shalekv.telemetry.prices import AS_OF, KINDS, OBJECTS, PriceList, price_list
 from shalekv_client import Client, ProcessRequests, RequestKind, Stats
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-AS_OF = "2026"
-MINUTES_PER_MONTH = 30 * 24 * 60
 ALL = "all"  # the total of processes, or of kinds
 COLUMNS = ("process", "kind", "requests", "per_minute", "usd_per_month")
 INTERVAL_S_MAX = 86_400
 SHORT_MS = 10 * 60_000  # up to this uptime the requests of the start outweigh the rest
 
-# The kinds of requests that each service charges for.
-OBJECT_KINDS = ("write", "list", "read", "delete")
-RECORD_KINDS = ("record_write", "record_read")
-
 _MINUTE_MS = 60_000
 _PRICE_FLAGS: Mapping[str, str] = {
-    kind: f"--usd-per-1000-{kind.replace('_', '-')}s" for kind in (*OBJECT_KINDS, *RECORD_KINDS)
+    kind: f"--usd-per-1000-{kind.replace('_', '-')}s" for kind in KINDS
 }
 
 _HELP = f"""Print the number of requests to the object store per minute, and their estimated cost.
@@ -58,94 +47,6 @@ Examples:
   shalekv admin stats --prices r2
   shalekv admin stats --usd-per-1000-writes 0.0054 --usd-per-1000-lists 0.0054
 """
-
-
-@dataclass(frozen=True, slots=True)
-class PriceList:
-    """The prices of one service for requests."""
-
-    title: str
-    usd_per_1000: Mapping[str, float]  # by kind; the price of a missing kind is unknown
-
-    def usd_per_month(self, kind: str, per_minute: float) -> float | None:
-        """The cost of a month of 30 days at this rate; None if the price is unknown."""
-        price = self.usd_per_1000.get(kind)
-        return None if price is None else per_minute * MINUTES_PER_MONTH * price / 1_000
-
-    def with_prices(self, usd_per_1000: Mapping[str, float]) -> PriceList:
-        """Return a copy with other prices for some kinds."""
-        title = f"{self.title}, except for given prices" if usd_per_1000 else self.title
-        return PriceList(title, MappingProxyType({**self.usd_per_1000, **usd_per_1000}))
-
-    def beside(self, other: PriceList) -> PriceList:
-        """Combine the prices of two services that are used together."""
-        both = {**self.usd_per_1000, **other.usd_per_1000}
-        return PriceList(f"{self.title}; {other.title}", MappingProxyType(both))
-
-
-def _objects(title: str, *, write: float, read: float) -> PriceList:
-    # All providers charge a list like a write, and nothing for a delete.
-    prices = {"write": write, "list": write, "read": read, "delete": 0.0}
-    return PriceList(title, MappingProxyType(prices))
-
-
-OBJECTS: Mapping[str, PriceList] = MappingProxyType(
-    {
-        "s3": _objects(f"Amazon S3 Standard, us-east-1, {AS_OF}", write=0.005, read=0.000_4),
-        "gcs": _objects(
-            f"Google Cloud Storage Standard, one region, {AS_OF}", write=0.005, read=0.000_4
-        ),
-        "azure": _objects(f"Azure Blob Storage hot, LRS, {AS_OF}", write=0.005_5, read=0.000_44),
-        "r2": _objects(f"Cloudflare R2 Standard, {AS_OF}", write=0.004_5, read=0.000_36),
-        "free": _objects("free requests", write=0.0, read=0.0),
-    }
-)
-UNKNOWN_OBJECTS = PriceList("a store whose prices are not known", MappingProxyType({}))
-
-# One unit for each request: items of up to 1 KB written, and up to 4 KB read consistently.
-DYNAMODB = PriceList(
-    f"DynamoDB on demand, us-east-1, {AS_OF}",
-    MappingProxyType({"record_write": 0.000_625, "record_read": 0.000_125}),
-)
-OWN_RECORDS = PriceList(
-    "records in a database of your own", MappingProxyType(dict.fromkeys(RECORD_KINDS, 0.0))
-)
-
-_BY_SCHEME = {"s3": "s3", "gs": "gcs", "az": "azure"}
-_WITHOUT_COST = {"file": "local folder", "memory": "memory"}
-_BY_END_OF_HOST = {
-    ".amazonaws.com": "s3",
-    ".r2.cloudflarestorage.com": "r2",
-    "storage.googleapis.com": "gcs",
-    ".blob.core.windows.net": "azure",
-}
-
-
-def price_list(url: str, endpoint: str, records: str, *, chosen: str | None = None) -> PriceList:
-    """The prices of the store of a database.
-
-    `endpoint` is the HOST:PORT of the store, empty for that of the provider; `records` the kind of
-    the transactional store, empty for none; `chosen` a key of `OBJECTS` that overrides the rest.
-    """
-    objects = OBJECTS[chosen] if chosen is not None else _objects_of(url, endpoint)
-    match records:
-        case "":
-            return objects
-        case "dynamodb":
-            return objects.beside(DYNAMODB)
-        case _:
-            return objects.beside(OWN_RECORDS)
-
-
-def _objects_of(url: str, endpoint: str) -> PriceList:
-    scheme = url.partition("://")[0]
-    if scheme in _WITHOUT_COST:
-        return _objects(_WITHOUT_COST[scheme], write=0.0, read=0.0)
-    name = _BY_SCHEME.get(scheme)
-    if endpoint:
-        host = endpoint.rpartition(":")[0] or endpoint
-        name = next((n for end, n in _BY_END_OF_HOST.items() if host.endswith(end)), None)
-    return UNKNOWN_OBJECTS if name is None else OBJECTS[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +116,7 @@ def _name(kind: RequestKind) -> str:
 
 
 def _prices(*, chosen: str | None, **usd_per_1000: float | None) -> Callable[[Stats], PriceList]:
-    given = {kind: price for kind, price in usd_per_1000.items() if price is not None}
+    given = {kind: Decimal(str(usd)) for kind, usd in usd_per_1000.items() if usd is not None}
 
     def prices(found: Stats) -> PriceList:
         listed = price_list(found.url, found.endpoint, found.records, chosen=chosen)
