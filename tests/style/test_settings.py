@@ -23,7 +23,7 @@ PRODUCT = ("server/shalekv/", "clients/")
 MODELS = "server/shalekv/settings/"
 
 # The last word of a number's name, before `_max` or `_min`: its unit, or what it counts.
-UNITS = frozenset("ms s bytes bits count percent".split())
+UNITS = frozenset("ms s bytes bits count percent ratio".split())
 COUNTED = frozenset(
     "appends attempts calls connections processes reads streams threads uploads writes".split()
 )

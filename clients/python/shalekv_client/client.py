@@ -38,6 +38,7 @@ from shalekv_client.routing.retry import (
 from shalekv_client.routing.security import Security, TlsOptions
 from shalekv_client.routing.servers import ConnectionOptions, Server
 from shalekv_client.routing.tokens import SessionToken
+from shalekv_client.spans import begin_span
 
 if TYPE_CHECKING:  # each is imported by the method that uses it
     from pathlib import Path
@@ -326,10 +327,17 @@ class Client(DataCalls, AdminCalls, AsyncCloseable):
         if size_bytes > self._message_bytes_max:
             raise too_large(self.address, str(operation.kind), size_bytes, self._message_bytes_max)
 
+        span = None if operation.traceparent else begin_span(operation.kind.name)
+        if span is not None:
+            operation = operation._replace(traceparent=span.traceparent)
+        target, time_ms = _target_of(operation), self._time_ms(timeout_ms)
+
         def send(server: Server, left_ms: float) -> Awaitable[ResultT]:
             return server.send(operation, left_ms)
 
-        return await self.fleet.run(send, _target_of(operation), self._time_ms(timeout_ms))
+        if span is None:
+            return await self.fleet.run(send, target, time_ms)
+        return await span.cover(send, lambda send: self.fleet.run(send, target, time_ms))
 
     async def resume(
         self,

@@ -36,16 +36,23 @@ class OneCallClient(DataCalls):
     """The data calls of a client; what else there is, `client` has. For `run` only."""
 
     def __init__(
-        self, address: str | None, open_client: Callable[[], Client], *, timeout_ms: int
+        self,
+        address: str | None,
+        open_client: Callable[[], Client],
+        *,
+        timeout_ms: int,
+        traceparent: str = "",
     ) -> None:
         """Create a client of the server at `address`, without TLS and access token.
 
+        `traceparent` names the span that the calls belong to; empty: there is none.
         `open_client` is called in an event loop when a `Client` is needed, with the same timeout;
         without an `address`, it is needed for every call.
         """
         self._address = address
         self._open_client = open_client
         self._timeout_ms = timeout_ms
+        self._traceparent = traceparent
         self._client: Client | None = None
 
     async def client(self) -> Client:
@@ -62,6 +69,8 @@ class OneCallClient(DataCalls):
 
     async def _call(self, operation: Operation[ResultT], timeout_ms: int | None) -> ResultT:
         timeout_ms = timeout_ms or self._timeout_ms
+        if self._traceparent:
+            operation = operation._replace(traceparent=self._traceparent)
         address, self._address = self._address, None  # for one attempt
         is_large = len(operation.data) > MESSAGE_BYTES_MAX
         if address is None or is_large or timeout_ms > TIMEOUT_MS_MAX:

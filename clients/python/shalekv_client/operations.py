@@ -31,7 +31,7 @@ from shalekv_client.results import (
     value_of,
 )
 from shalekv_wire.calls import Channel, UnaryChannel
-from shalekv_wire.status import CallFailed
+from shalekv_wire.status import CallFailed, Metadata
 
 if TYPE_CHECKING:  # loaded by what uses it: a get does not
     from shalekv_client.changes import Change, Compare, Condition, TxnOperation
@@ -127,6 +127,7 @@ class Operation(NamedTuple, Generic[ResultT]):
     is_repeatable: bool  # whether it may be sent again when its outcome is unknown
     read_level: ReadLevel | None = None  # None: it is a write
     min_seq: int = 0  # the sequence number that the reply to a read must have reached
+    traceparent: str = ""  # the span that it belongs to; empty: it is not traced
 
     def demanding_min_seq(self) -> Operation[ResultT]:
         """Return the operation with `min_seq` in its request: the server waits for that commit."""
@@ -457,7 +458,13 @@ class UnaryCalls:
 
     async def call(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:
         """Send `operation` and return its result; raises the errors of `shalekv_client.errors`."""
-        reply = await _attempt(self._channel, operation.kind.method, operation.data, timeout_ms)
+        reply = await _attempt(
+            self._channel,
+            operation.kind.method,
+            operation.data,
+            timeout_ms,
+            metadata_of(operation.traceparent),
+        )
         self._note(operation, reply)
         try:
             return operation.decode(reply)
@@ -467,18 +474,37 @@ class UnaryCalls:
             raise not_an_answer(self._channel.address, str(operation.kind)) from None
 
 
+def metadata_of(traceparent: str) -> Metadata:
+    """Return the metadata of a call in this span; empty: it is not traced."""
+    if not traceparent:
+        return ()
+    from shalekv_wire.trace_context import TRACEPARENT
+
+    return ((TRACEPARENT, traceparent),)
+
+
 async def attempt(
-    channel: Channel, method: Method[RequestT, ReplyT], request: RequestT, timeout_ms: float
+    channel: Channel,
+    method: Method[RequestT, ReplyT],
+    request: RequestT,
+    timeout_ms: float,
+    metadata: Metadata = (),
 ) -> ReplyT:
     """Make one call and return the reply; raises the errors of `shalekv_client.errors`."""
-    return await _attempt(channel, method, request.SerializeToString(), timeout_ms)
+    return await _attempt(channel, method, request.SerializeToString(), timeout_ms, metadata)
 
 
 async def _attempt(
-    channel: UnaryChannel, method: Method[RequestT, ReplyT], data: bytes, timeout_ms: float
+    channel: UnaryChannel,
+    method: Method[RequestT, ReplyT],
+    data: bytes,
+    timeout_ms: float,
+    metadata: Metadata,
 ) -> ReplyT:
     try:
-        reply = await channel.unary(method.path, data, timeout_s=timeout_ms / 1000.0)
+        reply = await channel.unary(
+            method.path, data, timeout_s=timeout_ms / 1000.0, metadata=metadata
+        )
     except CallFailed as error:
         from shalekv_client.error_table import error_of
 

@@ -24,13 +24,14 @@ from shalekv.v1 import kv_pb2
 from shalekv_client.closing import AsyncCloseable, abandoned
 from shalekv_client.error_table import error_of, not_an_answer, silence
 from shalekv_client.errors import ErrorDetails, PageExpired, ShaleKVError, Unauthenticated
-from shalekv_client.operations import KV, destination_of
+from shalekv_client.operations import KV, destination_of, metadata_of
 from shalekv_client.policies import Destination, ReadLevel
 from shalekv_client.results import Entry, View, entries_of, view_of
 from shalekv_client.routing.endpoints import Endpoint
 from shalekv_client.routing.fleet import Fleet
 from shalekv_client.routing.retry import CallTarget, NextAttempt, next_attempt
 from shalekv_client.routing.servers import Server
+from shalekv_client.spans import begin_span
 from shalekv_wire.calls import ClientStream
 from shalekv_wire.status import CallFailed
 
@@ -251,12 +252,14 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
         """Begin a new call behind all received messages; return its first message."""
         order = self._order
         request = self._position.next_request()
+        span = begin_span("scan")  # up to the first message: that of the server is longer
+        metadata = metadata_of("" if span is None else span.traceparent)
 
         async def send(server: Server, left_ms: float) -> kv_pb2.ScanReply | None:
             if order.min_seq and not server.is_writer:
                 request.header.min_seq = order.min_seq
             number = self._fleet.token_number
-            call = server.channel.stream(SCAN)
+            call = server.channel.stream(SCAN, metadata=metadata)
             try:
                 reply = await _reply(server, call, left_ms, request)
                 if reply is not None:
@@ -274,7 +277,9 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
             # A scan may take long to its first entry at a reader that does not lag.
             replica_wait_ms=None if order.min_seq else order.silence_ms,
         )
-        return await self._fleet.run(send, target, order.silence_ms)
+        if span is None:
+            return await self._fleet.run(send, target, order.silence_ms)
+        return await span.cover(send, lambda send: self._fleet.run(send, target, order.silence_ms))
 
     def _only(self) -> Endpoint | None:
         """Return the only server that has the view; None: any server can be asked."""

@@ -29,6 +29,7 @@ from shalekv_client.policies import Destination
 from shalekv_client.routing.fleet import Fleet
 from shalekv_client.routing.retry import RetryPolicy, may_repeat
 from shalekv_client.routing.servers import Server
+from shalekv_client.spans import begin_span
 from shalekv_client.stream import (
     MESSAGE_BYTES_MAX,
     OVERHEAD_BYTES,
@@ -188,6 +189,16 @@ class Session(AsyncCloseable):
         """Queue an operation. Raises `NotSent` when the session is closed."""
         if self._is_closed:
             raise self.closed()
+        span = None if operation.traceparent else begin_span(operation.kind.name)
+        if span is not None:
+            operation = operation._replace(traceparent=span.traceparent)
+        future = self._submit(operation)
+        if span is not None:
+            span.sent_to(self._address)
+            future.add_done_callback(span.end_with)
+        return future
+
+    def _submit(self, operation: Operation[ResultT]) -> asyncio.Future[ResultT]:
         loop = asyncio.get_running_loop()
         size_bytes = len(operation.data) + OVERHEAD_BYTES
         refusal = self._failure
@@ -203,6 +214,11 @@ class Session(AsyncCloseable):
         if self._task is None:
             self._task = loop.create_task(self._run())
         return future
+
+    @property
+    def address(self) -> str:
+        """The address of the last server, or that at which the search for it begins."""
+        return self._address
 
     def closed(self) -> NotSent:
         """Return the error for an operation that is submitted to a closed session."""

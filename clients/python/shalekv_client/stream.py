@@ -119,7 +119,7 @@ class Outbox:
             next(self._numbers),
             operation,
             loop.create_future(),
-            len(operation.data) + OVERHEAD_BYTES,
+            len(operation.data) + len(operation.traceparent) + OVERHEAD_BYTES,
             timeout_ms,
             loop.time() + timeout_ms / 1_000 if timeout_ms else 0.0,
         )
@@ -358,6 +358,9 @@ class SessionStream:
             if pending.due_s:
                 left_ms = int(min(max(1_000 * (pending.due_s - now_s), 1), TIMEOUT_MS_MAX))
                 timeout = b"\x48" + varint(left_ms)
+            if pending.operation.traceparent:
+                named = pending.operation.traceparent.encode()
+                timeout += b"\x52%b%b" % (varint(len(named)), named)
             size_bytes = len(fields) + len(data) + len(timeout)
             parts += (b"\x0a", varint(size_bytes), fields, data, timeout)
         return b"".join(parts)

@@ -37,6 +37,7 @@ from shalekv_client.routing.security import TlsOptions
 from shalekv_client.routing.tokens import SessionToken
 from shalekv_client.scan import Scan
 from shalekv_client.session import Session
+from shalekv_client.spans import begin_span
 from shalekv_client.stream import OVERHEAD_BYTES
 from shalekv_client.watch import Watch, WatchEvent
 
@@ -204,6 +205,11 @@ class SyncSession(Closeable):
         with self._change:
             if self._is_closed:
                 raise self._session.closed()
+            span = begin_span(operation.kind.name)  # here, where its parent is known
+            if span is not None:
+                operation = operation._replace(traceparent=span.traceparent)
+                span.sent_to(self._session.address)
+                future.add_done_callback(span.end_with)
             if not self._is_called:
                 self._thread.call(self._take)
                 self._is_called = True

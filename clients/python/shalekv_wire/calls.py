@@ -53,7 +53,9 @@ class UnaryChannel(Protocol):
         """The address of the server, HOST:PORT."""
         ...
 
-    def unary(self, path: str, request: bytes, *, timeout_s: float) -> Awaitable[bytes]:
+    def unary(
+        self, path: str, request: bytes, *, timeout_s: float, metadata: Metadata = ()
+    ) -> Awaitable[bytes]:
         """Make a call with one request and one reply, which is returned. Raises `CallFailed`.
 
         `path` is `/SERVICE/METHOD`. Cancelling what waits for the reply cancels the call.
@@ -67,7 +69,7 @@ class Channel(UnaryChannel, Protocol):
     def unary(
         self, path: str, request: bytes, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> Awaitable[bytes]:
-        """Make a call as `UnaryChannel`, with metadata, and with no deadline by default."""
+        """Make a call as `UnaryChannel`, with no deadline by default."""
         ...
 
     def stream(

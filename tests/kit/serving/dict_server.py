@@ -75,6 +75,7 @@ class ServerState(State):
         self.answering = asyncio.Event()  # sessions answer; until then they only receive
         self.answering.set()
         self.received = asyncio.Condition()  # a message of a session has come
+        self.traceparents: list[str] = []  # of operations, scans and calls; empty: it had none
         self.stats: deque[admin_pb2.StatsReply] = deque()  # of the next calls, without a header
 
     def admit(self, request: kv_pb2.ScanRequest) -> None:
@@ -149,10 +150,15 @@ class DictServer:
         return server
 
     async def _answer(self, request: Any, context: Context) -> Message:
+        self._note_caller(context)
         try:
             return self.state.answer(request)
         except Failed as failed:
             await end(context, failed.failure)
+
+    def _note_caller(self, context: Context) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        self.state.traceparents.append(str(metadata.get("traceparent", "")))
 
     async def _session(
         self, requests: AsyncIterator[kv_pb2.SessionRequest], context: Context
@@ -204,6 +210,7 @@ class DictServer:
         for operation in operations:
             kind = operation.WhichOneof("operation")
             assert kind is not None
+            self.state.traceparents.append(operation.traceparent)
             try:
                 answer = self.state.answer(getattr(operation, kind))
             except Failed as failed:
@@ -222,6 +229,7 @@ class DictServer:
         self, request: kv_pb2.ScanRequest, context: Context
     ) -> AsyncIterator[kv_pb2.ScanReply]:
         state, size = self.state, self.scan_message_entries
+        self._note_caller(context)
         state.scan_headers.append(request.header)
         if failure := state.begin(request):
             await end(context, failure)

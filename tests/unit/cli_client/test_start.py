@@ -1,6 +1,7 @@
 """The start of commands that talk to a server: what takes long to import is imported where used."""
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from tests.kit.serving.dict_server import DictServer
 
 # What no command of a single call loads, though it belongs to commands or to the client.
 NEVER = """
-aiohttp botocore cryptography grpc numpy prompt_toolkit pydantic rich structlog uvloop
+aiohttp botocore cryptography grpc numpy opentelemetry prompt_toolkit pydantic rich structlog uvloop
 google.rpc hashlib json shutil tempfile
 shalekv.settings shalekv.runtime shalekv.protocol shalekv.format shalekv.store
 shalekv.cli.console.configuration
@@ -72,3 +73,21 @@ async def test_a_command_loads_what_it_uses(
     loaded = set(ended.stdout.rpartition("MODULES")[2].split())
     assert "shalekv_wire.client_connection" in loaded
     assert loaded.intersection([*NEVER, *absent]) == set()
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [(f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'a' * 32}-{'b' * 16}-01"), ("no span", "")],
+)
+async def test_a_command_belongs_to_the_span_of_the_environment(
+    server: DictServer, named: str, told: str
+) -> None:
+    """The server gets the span that TRACEPARENT names; what names none is ignored."""
+    await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", PROGRAM, "put", "k", "v", "--addr", server.address],
+        env={**os.environ, "TRACEPARENT": named},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    assert server.state.traceparents == [told]

@@ -49,7 +49,7 @@ from shalekv_client.errors import (
     ShaleKVError,
     Unauthenticated,
 )
-from shalekv_client.operations import ADMIN, GET, Method, attempt
+from shalekv_client.operations import ADMIN, GET, Method, attempt, metadata_of
 from shalekv_client.policies import Destination, ReadPolicy, Role
 from shalekv_client.routing.addresses import is_address
 from shalekv_client.routing.endpoints import Endpoint, Endpoints
@@ -64,6 +64,7 @@ from shalekv_client.routing.retry import (
 from shalekv_client.routing.servers import ConnectionOptions, Server, Servers
 from shalekv_client.routing.tokens import Freshness
 from shalekv_client.routing.writer_search import WriterSearch
+from shalekv_client.spans import begin_span
 
 if TYPE_CHECKING:
     from shalekv.v1 import admin_pb2
@@ -292,13 +293,18 @@ class Fleet:
         timeout_ms: int,
     ) -> ReplyT:
         """Call `method` of a server with `request`, and return the reply. Raises as `run`."""
+        span = begin_span(method.name)
+        metadata = metadata_of("" if span is None else span.traceparent)
+        target = CallTarget(destination, is_repeatable)
 
         async def send(server: Server, left_ms: float) -> ReplyT:
-            reply = await attempt(server.channel, method, request, left_ms)
+            reply = await attempt(server.channel, method, request, left_ms, metadata)
             server.note_header(reply.header)  # type: ignore[attr-defined] # all replies have one
             return reply
 
-        return await self.run(send, CallTarget(destination, is_repeatable), timeout_ms)
+        if span is None:
+            return await self.run(send, target, timeout_ms)
+        return await span.cover(send, lambda send: self.run(send, target, timeout_ms))
 
     async def run(
         self,

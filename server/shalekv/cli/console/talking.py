@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from shalekv.cli.console.connection import Target
+from shalekv.cli.console.variables import TRACEPARENT_VARIABLE
 from shalekv_client.errors import ShaleKVError
 from shalekv_client.one_call import OneCallClient, run
 
@@ -59,7 +61,12 @@ def talk_once(
 
         return target.client(retry=FAIL_FAST, reads=target.reads)
 
-    client = OneCallClient(target.plain_address, open_client, timeout_ms=target.timeout_ms)
+    client = OneCallClient(
+        target.plain_address,
+        open_client,
+        timeout_ms=target.timeout_ms,
+        traceparent=_traceparent(),
+    )
 
     async def connected() -> ResultT:
         try:
@@ -73,3 +80,14 @@ def talk_once(
         from shalekv.cli.console.failures import end_process  # noqa: PLC0415 (slow)
 
         end_process(error, target, mutates=mutates, refused=refused)
+
+
+def _traceparent() -> str:
+    """Return the span that the environment names, as tools that start commands do; empty: none."""
+    named = os.environ.get(TRACEPARENT_VARIABLE)
+    if not named:
+        return ""
+    from shalekv_wire.trace_context import parse_traceparent  # noqa: PLC0415 (seldom needed)
+
+    span = parse_traceparent(named)
+    return "" if span is None else span.traceparent()

@@ -11,6 +11,7 @@ CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 URL_VARIABLE = f"{PREFIX}DATABASE__URL"  # as for `shalekv serve`
 ADDRESS_VARIABLE = f"{PREFIX}ADDR"
 TOKEN_VARIABLE = f"{PREFIX}TOKEN"
+TRACEPARENT_VARIABLE = "TRACEPARENT"  # not ours: the environment of W3C Trace Context
 WIRE_VARIABLE = f"{PREFIX}CLIENT_WIRE"  # the client has it as well: loading that takes long
 
 CLIENT = "client"  # the table of a file
