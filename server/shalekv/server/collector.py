@@ -11,6 +11,9 @@ from structlog.contextvars import bound_contextvars
 from shalekv.clock import Clock
 from shalekv.errors import ShaleError, StoreBroken
 from shalekv.jobs.collect import CollectJob, CollectReport
+from shalekv.telemetry.metrics import Metrics
+
+_OUTCOMES = _OK, _FAILED = "ok", "failed"
 
 log = structlog.get_logger()
 
@@ -26,6 +29,9 @@ class Collector:
         self._databases = databases
         self._clock = clock
         self._interval_ms = interval_ms
+        self.done = Metrics()  # for all of them, since the process began
+        for outcome in _OUTCOMES:
+            self.done.add("collections", 0, outcome)
 
     async def run(self) -> None:
         """Collect until cancelled, which is safe at any moment.
@@ -52,7 +58,13 @@ class Collector:
 
     async def _collect(self, database: CollectJob) -> CollectReport | Exception:
         with bound_contextvars(url=database.url):
-            return await self._collect_and_log(database)
+            outcome = await self._collect_and_log(database)
+        if isinstance(outcome, CollectReport):
+            self.done.add("collections", 1, _OK)
+            self.done.add("collected_objects", outcome.deleted_objects)
+        else:
+            self.done.add("collections", 1, _FAILED)
+        return outcome
 
     async def _collect_and_log(self, database: CollectJob) -> CollectReport | Exception:
         began_ms, sent_before = self._clock.monotonic_ms(), database.sent.total

@@ -43,7 +43,7 @@ from shalekv.errors import (
 )
 from shalekv.jobs.compact.claim import CompactorLeases, claim_compaction
 from shalekv.jobs.compact.parts import OwnProcessParts, PartRunner
-from shalekv.jobs.compact.run import CompactionCounters, Compactions, MergePermits, list_backlog
+from shalekv.jobs.compact.run import CompactionCounters, Compactions, ProcessMerges, list_backlog
 from shalekv.protocol.compaction.jobs import MergeJob, WalJob
 from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy
 from shalekv.protocol.compaction.publish import CompactorId, reservations
@@ -156,7 +156,7 @@ class Compactor:
         *,
         hurry: asyncio.Event,
         parts: PartRunner,
-        permits: MergePermits | None,
+        merges: ProcessMerges | None,
     ) -> None:
         """Compose a compactor; called by `Compactor.open`."""
         self._store = store
@@ -164,7 +164,7 @@ class Compactor:
         self._leases = leases
         self._hurry = _Hurry(hurry)
         self._policy = LeveledPolicy(settings.compactor, settings.levels)
-        self._compactions = Compactions(store, manifest, leases, settings, parts, permits)
+        self._compactions = Compactions(store, manifest, leases, settings, parts, merges)
         self._merge = _BackgroundMerge()
         self._store_time = StoreTime(store, _CLOCK_INTERVAL_MS)
         idle_poll_ms = settings.compactor.compactor_idle_poll_ms
@@ -181,7 +181,7 @@ class Compactor:
         runtime: Runtime,
         hurry: asyncio.Event,
         parts: PartRunner | None = None,
-        permits: MergePermits | None = None,
+        merges: ProcessMerges | None = None,
         holder: str = "compactor",
         after: CompactorId | None = None,
     ) -> Compactor:
@@ -189,7 +189,7 @@ class Compactor:
 
         With `after`, take over from that compactor only, as `claim_compaction`. `hurry` is set by
         the caller when uncompacted data holds writes back, and cleared here. `parts` runs the parts
-        of merges; by default this process does, one after the other. `permits` are shared by all
+        of merges; by default this process does, one after the other. `merges` are those of all
         databases of this process.
 
         Raises `DatabaseNotFound`, `CorruptObject`, `StoreError`; `Superseded` when another one has
@@ -206,7 +206,7 @@ class Compactor:
             settings,
             hurry=hurry,
             parts=parts or OwnProcessParts(cas),
-            permits=permits,
+            merges=merges,
         )
 
     @property
@@ -364,9 +364,10 @@ class Compactors:
     ) -> None:
         """REQUIRES: `targets` is not empty; `hurry` is given for a single database only."""
         settings = settings if len(targets) == 1 else _with_shared_rate(settings)
-        permits = MergePermits(MERGES_MAX)
+        merges = ProcessMerges(MERGES_MAX)
+        self.done = merges.done  # by all of them, since the process began
         self._databases = [
-            _Database(target, settings, permits, hurry or asyncio.Event(), holder)
+            _Database(target, settings, merges, hurry or asyncio.Event(), holder)
             for target in targets
         ]
 
@@ -406,14 +407,14 @@ class _Database:
         self,
         target: CompactionTarget,
         settings: CompactorConfig,
-        permits: MergePermits,
+        merges: ProcessMerges,
         hurry: asyncio.Event,
         holder: str,
     ) -> None:
         """Open nothing yet."""
         self._target = target
         self._settings = settings
-        self._permits = permits
+        self._merges = merges
         self._hurry = hurry
         self._holder = holder
         self._own: CompactorId | None = None
@@ -459,7 +460,7 @@ class _Database:
                 runtime=self._target.runtime,
                 hurry=self._hurry,
                 parts=self._target.parts,
-                permits=self._permits,
+                merges=self._merges,
                 holder=self._holder,
                 after=self._own,
             )

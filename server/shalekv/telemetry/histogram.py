@@ -36,3 +36,10 @@ class Histogram:
         self.total += total
         for number, count in enumerate(buckets):
             self.buckets[number] += count
+
+    def encoded(self) -> tuple[int, list[int]]:
+        """Return the sum of the values, and the buckets, without empty ones at the end."""
+        used = BUCKET_COUNT
+        while used and not self.buckets[used - 1]:
+            used -= 1
+        return self.total, self.buckets[:used]

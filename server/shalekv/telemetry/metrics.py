@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from shalekv.telemetry.histogram import Histogram
 
@@ -51,6 +51,11 @@ class Family:
     labels: Labels = ()
     merge: Merge = Merge.SUM
     unit_of_value: float = 1.0
+
+    @property
+    def is_cumulative(self) -> bool:
+        """Return whether its samples only grow while a process runs."""
+        return self.kind in {Kind.COUNTER, Kind.HISTOGRAM}
 
 
 _US = 1e-6
@@ -336,35 +341,56 @@ class Metrics:
             else:
                 self.add(name, sample, *labels)
 
-    def encode(self) -> bytes:
-        """Encode as JSON, for another process of the same version."""
-        rows = [
-            [
-                name,
-                labels,
-                [sample.total, sample.buckets] if isinstance(sample, Histogram) else sample,
-            ]
+    def cumulative(self) -> Metrics:
+        """Return the counters and the histograms: what remains true of a process that has ended."""
+        left = Metrics()
+        left._samples = {
+            key: sample for key, sample in self._samples.items() if FAMILIES[key[0]].is_cumulative
+        }
+        return left
+
+    def rows(self) -> list[Any]:
+        """Convert to values of JSON, for another process of the same version."""
+        return [
+            [name, labels, sample.encoded() if isinstance(sample, Histogram) else sample]
             for (name, labels), sample in self._samples.items()
         ]
-        return json.dumps(rows, separators=(",", ":")).encode()
+
+    def encode(self) -> bytes:
+        """Encode as JSON, for another process of the same version."""
+        return json.dumps(self.rows(), separators=(",", ":")).encode()
 
 
 def decode_metrics(data: bytes) -> Metrics:
     """Decode what `encode` has made. Raises ValueError; unknown families are left out."""
+    try:
+        return metrics_of(json.loads(data))
+    except RecursionError:
+        raise ValueError("these are no metrics") from None
+
+
+def metrics_of(rows: Iterable[Any]) -> Metrics:
+    """Convert back what `Metrics.rows` has made. Raises as `decode_metrics`."""
     metrics = Metrics()
     try:
-        for name, labels, sample in json.loads(data):
-            if name not in FAMILIES:
-                continue
-            if isinstance(sample, list):
-                histogram = Histogram()
-                histogram.merge(sample[1], sample[0])
-                metrics.add_histogram(name, histogram, *labels)
-            else:
-                metrics.add(name, float(sample), *labels)
-    except (TypeError, IndexError, KeyError) as error:
+        for name, labels, sample in rows:
+            if name in FAMILIES:
+                _add_decoded(metrics, name, labels, sample)
+    except (TypeError, IndexError, KeyError, OverflowError) as error:
         raise ValueError(f"these are no metrics: {error}") from None
     return metrics
+
+
+def _add_decoded(metrics: Metrics, name: str, labels: list[str], sample: Any) -> None:
+    if isinstance(sample, list) is not (FAMILIES[name].kind is Kind.HISTOGRAM):
+        raise ValueError(f"these are no metrics: {name} is a {FAMILIES[name].kind}")
+    if isinstance(sample, list):
+        total, buckets = sample
+        histogram = Histogram()
+        histogram.merge(map(int, buckets), int(total))
+        metrics.add_histogram(name, histogram, *map(str, labels))
+    else:
+        metrics.add(name, sample + 0, *map(str, labels))  # a number, or TypeError
 
 
 def _checked(name: str, labels: Labels) -> Family:

@@ -19,7 +19,7 @@ from shalekv.cli.load.formats import FileFormat
 from shalekv.cli.load.ledger import LoadState, StateMismatch, read_state, write_state
 from shalekv.cli.load.lines import BadInput
 from shalekv.cli.load.source import InputOptions, InputSource, read_batches
-from shalekv.cli.process.supervisor import parse_report, report_line
+from shalekv.cli.process.process_reports import parse_report, report_line
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl, PageExpired
 from shalekv.format.backup import (
     BackupMark,
@@ -54,6 +54,8 @@ from shalekv.server.requests import PageSeal, PageToken
 from shalekv.store.api import RequestKind
 from shalekv.store.disk_cache_folder import CachedPart, decode_part, encode_part
 from shalekv.store.url import parse_url
+from shalekv.telemetry.histogram import Histogram
+from shalekv.telemetry.metrics import Metrics, decode_metrics
 from shalekv.v1 import kv_pb2
 from shalekv_client import SessionToken
 from shalekv_client.changes import to_message
@@ -67,7 +69,15 @@ LIMITS = BatchLimits(count_max=4, bytes_max=64)
 NOW_MS = 1_700_000_000_000
 PART = CachedPart(DATABASE_ID, SST_ID, 4096, 11)
 BACKUP_ID = new_backup_id(1_769_832_000_123, b"rand")
+METRICS = Metrics()
+METRICS.add("child_starts", 3, "compactor")
+METRICS.add_histogram("commit_group_commits", Histogram())
 STATE = LoadState("0" * 32, {"path": "a.tsv"}, "d" * 32, line=7, offset_bytes=99, rows=6)
+
+
+def _report(line: bytes) -> object:
+    sent, metrics = parse_report(line)
+    return sent, metrics.rows()
 
 
 def text_of(data: bytes) -> str:
@@ -297,8 +307,16 @@ DECODERS = (
     Decoder(
         name="report of a child process",
         covers=(parse_report,),
-        decode=parse_report,
-        samples=[report_line(dict.fromkeys(RequestKind, 2**53))],
+        decode=_report,
+        samples=[report_line(dict.fromkeys(RequestKind, 2**53), METRICS)],
+        errors=(ValueError,),
+    ),
+    Decoder(
+        name="metrics of another process",
+        covers=(decode_metrics,),
+        decode=lambda data: decode_metrics(data).rows(),
+        samples=[METRICS.encode()],
+        found=[b"[" * 100_000],
         errors=(ValueError,),
     ),
     _text("URL", parse_url, InvalidUrl, "s3://bucket/a%20b", "file:///var/lib", "memory://x"),

@@ -16,6 +16,7 @@ import structlog
 
 from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.settings_flags import settings_flags
+from shalekv.cli.process.process_reports import ChildReports
 from shalekv.cli.process.supervisor import COMPACTOR, ChildCommand, ChildSupervisor, child_commands
 from shalekv.clock import Clock, LoopClock
 from shalekv.errors import Fenced
@@ -33,6 +34,7 @@ from shalekv.settings import (
     StoreSettings,
     WriterConfig,
 )
+from shalekv.telemetry.metrics import Metrics
 from tests.kit.constants import Constants, constants
 
 SUPERVISOR = "shalekv.cli.process.supervisor"
@@ -101,6 +103,7 @@ class ChildOutput:
         self.lines: list[str] = []
         self.events: list[str] = []
         self.restarts_ms: list[int] = []
+        self.metrics = Metrics()
         self._begun = ""
         self._changed = asyncio.Event()
         # For writing as well: or it would be at its end while no child has it open.
@@ -160,15 +163,25 @@ async def run_beside(
 
     command = ChildCommand(COMPACTOR, ["-c", program, str(output.path)], secrets or {})
     runtime = Runtime(clock or LoopClock(), Random(0), ThreadWorkers(1))
-    children = ChildSupervisor([command], runtime, is_pressed=lambda: is_pressed)
+    reports = ChildReports(LoopClock())
+    children = ChildSupervisor([command], runtime, reports=reports, is_pressed=lambda: is_pressed)
     with constants({GRACE: 50} | dict(changed)):
-        await children.run_beside(serve())
+        try:
+            await children.run_beside(serve())
+        finally:
+            reports.fill(output.metrics)
 
 
 @pytest.mark.parametrize("code", [0, 1, 6])
 async def test_a_child_that_ends_is_started_again(output: ChildOutput, code: int) -> None:
-    """A child is restarted after any exit code that is not in `STAY_DOWN`."""
+    """A child is restarted after any exit code that is not in `STAY_DOWN`.
+
+    Ends by an error are counted.
+    """
     await run_beside(output.until(lambda lines: len(lines) >= 4), output, ENDS.format(code=code))
+    ends = output.events.count("child process has ended")
+    assert output.metrics.get("child_starts", COMPACTOR) in {ends, ends + 1}
+    assert output.metrics.get("child_crashes", COMPACTOR) == (ends if code else 0)
     assert len({line.split()[1] for line in output.lines}) >= 4  # process ids
 
 
@@ -192,6 +205,7 @@ async def test_a_child_that_was_fenced_or_misconfigured_stays_down(
     serving = output.until_logged("child process stays down")
     await run_beside(serving, output, ENDS.format(code=code))
     assert output.events == ["child process started", "child process stays down"]
+    assert output.metrics.get("child_crashes", COMPACTOR) == 1
 
 
 async def test_a_child_that_does_not_end_is_ended(output: ChildOutput) -> None:
@@ -204,6 +218,7 @@ async def test_a_child_that_does_not_end_is_ended(output: ChildOutput) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
     assert int(niceness) >= 10
+    assert output.metrics.get("child_crashes", COMPACTOR) == 0  # it was ended by us
 
 
 async def test_a_compactor_is_hurried(output: ChildOutput) -> None:

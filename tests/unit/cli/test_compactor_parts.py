@@ -19,6 +19,7 @@ from shalekv.settings import CompactorConfig, StoreSettings
 from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
+from shalekv.telemetry.metrics import Metrics
 from tests.kit.engine.compaction import whole_part
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.timeouts import scaled_timeout_s
@@ -51,14 +52,19 @@ def parts(reply: PartReply, program: str = REPLIES) -> tuple[ProcessParts, CasSt
 
 
 async def test_requests_of_parts_are_those_of_the_compactor() -> None:
-    """The requests of all parts are added to those of the compactor."""
+    """What all parts have used is added to what the compactor has; their memory is free again."""
     result = PartResult(outputs=(), read_bytes=1, written_bytes=2)
-    runner, store = parts(PartReply(result=result, sent=SENT))
+    used = Metrics()
+    used.add("process_cpu_seconds", 2, "compactor")
+    used.add("process_resident_bytes", 9, "compactor")
+    runner, store = parts(PartReply(result=result, sent=SENT, metrics=used.encode()))
     store.sent.add(RequestKind.WRITE)
     results = await runner.run([PART, PART], lambda: False)
     assert [each.written_bytes for each in results] == [2, 2]
     assert store.sent.by_kind[RequestKind.WRITE] == 7
     assert store.sent.by_kind[RequestKind.READ] == 8
+    assert runner.done.get("process_cpu_seconds", "compactor") == 4
+    assert runner.done.get("process_resident_bytes", "compactor") is None
 
 
 @pytest.mark.parametrize(

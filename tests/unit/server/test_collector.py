@@ -54,6 +54,10 @@ async def test_one_failing_database_does_not_stop_the_others() -> None:
         DatabaseNotFound,
         CollectReport,
     ]
+    assert role.done.get("collections", "ok") == 2
+    assert role.done.get("collections", "failed") == 1
+    deleted = [each.deleted_objects for each in outcomes if isinstance(each, CollectReport)]
+    assert role.done.get("collected_objects") == sum(deleted) > 0
     for database in (first, second):
         assert database.names() == await database.needed()
 

@@ -150,8 +150,9 @@ async def test_databases_that_fail_do_not_hold_up_the_others() -> None:
     await damage(damaged, 1)
     silent = named("silent")
     silent.fail("list", times=FOR_EVER)
+    role = compactors([broken, first, named("missing"), silent, second])
     with capture_logs() as lines:
-        async with running(compactors([broken, first, named("missing"), silent, second])):
+        async with running(role):
             await until_compacted(one, two, within_s=10)
             await passed(A_WHILE_S)
             for database in (one, two):
@@ -168,6 +169,13 @@ async def test_databases_that_fail_do_not_hold_up_the_others() -> None:
     assert ("memory://silent", "STORE_UNAVAILABLE") in reasons
     of_missing = [line for line in lines_of_ends if line["url"] == "memory://missing"]
     assert 8 <= len(of_missing) <= 16  # waits of 1, 2, 4 .. 60 s, each of them half as long or more
+    done = {labels: sample for family, labels, sample in role.done if "compaction" in family.name}
+    merges, failures = done["wal",], done[()]
+    assert isinstance(merges, int)
+    assert isinstance(failures, int)
+    assert merges >= 4  # of each, and later writes
+    assert failures >= 1  # of the damaged one
+    assert {("wal", "read"), ("wal", "written")} < done.keys()
 
 
 @virtual_time()

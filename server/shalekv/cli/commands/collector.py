@@ -19,17 +19,20 @@ from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
 from shalekv.cli.console.units import size
 from shalekv.cli.process.databases import chosen_urls, open_databases, run_to_end, urls_option
 from shalekv.cli.process.logs import configure_logs
+from shalekv.cli.process.process_reports import reporting_to_parent
 from shalekv.cli.process.shutdown import StopRequest, parent_pipe
-from shalekv.cli.process.supervisor import reporting_to_parent
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError
 from shalekv.jobs.collect import CollectionPlan, CollectJob, CollectReport
 from shalekv.server.collector import Collector
 from shalekv.settings import CollectorConfig
 from shalekv.store.cas import CasStore
+from shalekv.telemetry.metrics import Metrics
+from shalekv.telemetry.process_use import add_process_use
 
 DRY_COLUMNS = ("name", "size_bytes", "modified_at_ms", "fate", "reason", "detail")
 Row = tuple[str | int, ...]
+_ROLE = "collector"
 
 _HELP = """Delete the objects of databases that no reader, no snapshot and no job needs any more.
 
@@ -94,7 +97,7 @@ def collector(
         database_urls = chosen_urls(urls, config)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
-    configure_logs(settings.server.log_format, settings.server.log_level, role="collector")
+    configure_logs(settings.server.log_format, settings.server.log_level, role=_ROLE)
     if dry_run:
         _print_plans(database_urls, asyncio.run(_plans(database_urls, settings)), output_format)
     elif once:
@@ -115,9 +118,15 @@ async def _run(
         if with_parent:
             await stack.enter_async_context(parent_pipe(stop))
         databases, clock = await stack.enter_async_context(_databases(database_urls, settings))
-        if with_parent:
-            stack.enter_context(reporting_to_parent([database.sent for database in databases]))
         role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
+
+        def fill(metrics: Metrics) -> None:
+            add_process_use(metrics, _ROLE)
+            metrics.merge(role.done)
+
+        if with_parent:
+            counts = [database.sent for database in databases]
+            stack.enter_context(reporting_to_parent(counts, fill))
         log.info("collecting", urls=[database.url for database in databases])
         with stop.interruptible():
             await role.run()

@@ -24,16 +24,17 @@ from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
 from shalekv.cli.process.databases import chosen_urls, open_databases, run_to_end, urls_option
 from shalekv.cli.process.logs import configure_logs
-from shalekv.cli.process.merge_part import LIFT, LINE_BYTES_MAX, PartReply, PartTask
+from shalekv.cli.process.merge_part import LIFT, LINE_BYTES_MAX, ROLE, PartReply, PartTask
+from shalekv.cli.process.process_reports import reporting_to_parent
 from shalekv.cli.process.shutdown import StopRequest, parent_pipe
-from shalekv.cli.process.supervisor import child_environment, reporting_to_parent
+from shalekv.cli.process.supervisor import child_environment
 from shalekv.errors import InvalidSetting, PartFailed, ShaleError, StoreUnavailable
 from shalekv.jobs.compact.parts import MergePart, OwnProcessParts, PartResult
-from shalekv.runtime import Runtime
 from shalekv.server.compactor import CompactionTarget, Compactors
 from shalekv.settings import CompactorConfig
-from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.telemetry.metrics import Metrics, decode_metrics
+from shalekv.telemetry.process_use import add_process_use
 
 COMMAND = (sys.executable, "-m", "shalekv.cli.process.merge_part")
 LIFT_POLL_S = 0.1
@@ -76,6 +77,7 @@ class ProcessParts:
         self._settings = settings
         self._command = command
         self._here = OwnProcessParts(store)
+        self.done = Metrics()  # by processes of parts that have ended
 
     async def run(
         self, parts: Sequence[MergePart], is_lifted: Callable[[], bool]
@@ -140,6 +142,7 @@ class ProcessParts:
         reply = PartReply.model_validate_json(line)
         for kind, requests in reply.sent.items():
             self._store.sent.add(kind, requests)
+        self.done.merge(decode_metrics(reply.metrics).cumulative())
         if reply.result is not None:
             return reply.result
         if reply.reason in _TRANSIENT:
@@ -205,7 +208,7 @@ def compactor(
         raise click.UsageError(str(error)) from None
     if has_parent_pipe and len(database_urls) > 1:
         raise click.UsageError("--parent-pipe is for one database: give --url once")
-    configure_logs(settings.server.log_format, settings.server.log_level, role="compactor")
+    configure_logs(settings.server.log_format, settings.server.log_level, role=ROLE)
     compacting = _compact(database_urls, settings, is_once=once, has_parent_pipe=has_parent_pipe)
     sys.exit(run_to_end(compacting, settings.server.log_format))
 
@@ -223,11 +226,25 @@ async def _compact(
         if has_parent_pipe:
             await stack.enter_async_context(parent_pipe(stop, hurry))
         opened = await stack.enter_async_context(open_databases(urls, settings.store))
-        if has_parent_pipe:
-            stack.enter_context(reporting_to_parent([store.sent for store, _ in opened]))
-        targets = [_target(store, runtime, settings) for store, runtime in opened]
+        parts = [
+            ProcessParts(CasStore(store, runtime, settings.store), settings)
+            for store, runtime in opened
+        ]
+        targets = [
+            CompactionTarget(store, runtime, each)
+            for (store, runtime), each in zip(opened, parts, strict=True)
+        ]
         holder = f"compactor {os.getpid()} on {socket.gethostname()}"
         role = Compactors(targets, settings, hurry=hurry, holder=holder)
+
+        def fill(metrics: Metrics) -> None:
+            add_process_use(metrics, ROLE)
+            metrics.merge(role.done)
+            for each in parts:
+                metrics.merge(each.done)
+
+        if has_parent_pipe:
+            stack.enter_context(reporting_to_parent([store.sent for store, _ in opened], fill))
         with stop.interruptible():
             await (_once(role) if is_once else role.run())
     _log.info("stopped", requests=sum(store.sent.total for store, _ in opened))
@@ -238,8 +255,3 @@ async def _once(role: Compactors) -> None:
     for failure in await role.run_once():
         if failure is not None:
             raise failure
-
-
-def _target(store: ObjectStore, runtime: Runtime, settings: CompactorConfig) -> CompactionTarget:
-    cas = CasStore(store, runtime, settings.store)
-    return CompactionTarget(store, runtime, ProcessParts(cas, settings))

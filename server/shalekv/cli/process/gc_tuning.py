@@ -17,17 +17,16 @@ worst. Memory that grows, is freed, and grows again does not cause a second coll
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn, Protocol
 
 import structlog
 
 from shalekv.clock import Clock
+from shalekv.telemetry.process_use import resident_bytes
 
 # The first of three generations is collected after this many new objects.
 YOUNG_OBJECTS = 2_000
@@ -44,8 +43,6 @@ GROWTH_PERCENT = 50  # growth since the last full collection that makes the next
 BLOCK_BYTES = 80
 GROWTH_BLOCKS_MIN = 500_000
 GROWTH_BYTES_MIN = 64 << 20
-_STATM = Path("/proc/self/statm")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _log = structlog.get_logger(__name__)
 
@@ -136,12 +133,4 @@ def _unaccounted_blocks() -> int:
 
 
 def _unaccounted_bytes() -> int:
-    return max(0, _resident_bytes() - _accounts.most_bytes())
-
-
-def _resident_bytes() -> int:
-    """The resident bytes of this process; 0 on a system without /proc."""
-    try:
-        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
-    except OSError:
-        return 0
+    return max(0, resident_bytes() - _accounts.most_bytes())

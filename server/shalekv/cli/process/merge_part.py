@@ -26,9 +26,12 @@ from shalekv.settings import ProcessSettings, StoreSettings
 from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
+from shalekv.telemetry.metrics import Metrics
+from shalekv.telemetry.process_use import add_process_use
 
 LINE_BYTES_MAX = 1 << 30  # a part of 100,000 SSTs takes about 50 MB
 LIFT = b"lift\n"
+ROLE = "compactor"  # whose work this is
 _ABANDONED = 1  # exit code when the parent is gone, so that none reads it
 
 
@@ -46,12 +49,13 @@ class PartTask(_Message):
 
 
 class PartReply(_Message):
-    """The result, or the reason of the failure; and the requests to the store in either case."""
+    """The result, or the reason of the failure; and what the process has used in either case."""
 
     result: PartResult | None = None
     reason: str = ""
     problem: str = ""
     sent: dict[RequestKind, int] = Field(default_factory=dict)
+    metrics: bytes = b"[]"
 
 
 async def run_task() -> None:
@@ -63,7 +67,7 @@ async def run_task() -> None:
     if not line.endswith(b"\n"):
         os._exit(_ABANDONED)
     task = PartTask.model_validate_json(line)
-    configure_logs(task.process.log_format, task.process.log_level, role="compactor")
+    configure_logs(task.process.log_format, task.process.log_level, role=ROLE)
     bind_contextvars(url=task.url)
     lifted = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -82,12 +86,15 @@ async def _reply(task: PartTask, lifted: asyncio.Event) -> PartReply:
     try:
         cas = CasStore(store, runtime, task.store)
         pace = TokenBucket(runtime.clock, task.part.bytes_per_s, lifted.is_set)
-        result = await run_part(cas, task.part, pace)
-        return PartReply(result=result, sent=dict(store.sent.by_kind))
+        reply = PartReply(result=await run_part(cas, task.part, pace))
     except ShaleError as error:
-        return PartReply(reason=error.reason, problem=str(error), sent=dict(store.sent.by_kind))
+        reply = PartReply(reason=error.reason, problem=str(error))
     finally:
         await store.close()
+    metrics = Metrics()
+    add_process_use(metrics, ROLE)
+    used = {"sent": dict(store.sent.by_kind), "metrics": metrics.encode()}
+    return reply.model_copy(update=used)
 
 
 async def _watch(stdin: asyncio.StreamReader, lifted: asyncio.Event) -> None:

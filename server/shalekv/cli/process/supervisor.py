@@ -7,14 +7,7 @@ r"""Supervisor of the child processes of `shalekv serve`: its compactor and its 
 
 Child processes take no time from the event loop that serves, and run at a lower priority. They end
 at the end of their standard input (see `cli.process.shutdown`), so none outlives this process,
-however it ends.
-
-They report the requests that they have sent to the object store on standard output, in lines:
-
-    {"sent":{"write":12,"list":3, ...}}\n      counts since the start of the child; they only grow
-
-A child writes a line every `REPORT_INTERVAL_MS` in which a count has changed, and at its end. If
-the parent does not read, lines are lost but no counts: the next line includes them.
+however it ends. `cli.process.process_reports` says what they report on standard output.
 """
 
 from __future__ import annotations
@@ -22,35 +15,28 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import stat
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import Annotated, Any
+from typing import Any
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.settings_flags import ENVIRONMENT_PREFIX, settings_of
+from shalekv.cli.process.process_reports import LINE_BYTES_MAX, ChildReports
 from shalekv.cli.process.shutdown import HURRY
-from shalekv.clock import Clock
 from shalekv.runtime import Runtime
-from shalekv.server.status import ProcessUse
 from shalekv.settings import (
     CollectorConfig,
     CompactorConfig,
     Settings,
     WriterConfig,
 )
-from shalekv.store.api import RequestCounts, RequestKind
 
-REPORT_INTERVAL_MS = 2_000
-LINE_BYTES_MAX = 1_024  # well below the size up to which writes to a pipe are atomic
-REQUESTS_MAX = 2**53  # so that sums stay within 64 bits
 COMPACTOR = "compactor"
 NICENESS = 10  # below whatever serves, above idle work
 LAST_REPORT_MS = 1_000
@@ -74,133 +60,7 @@ STAY_DOWN: Mapping[int, str] = {
     ExitCode.USAGE: "its settings are wrong, and would be wrong again",
 }
 
-_STANDARD_OUTPUT = 1
-
 _log = structlog.get_logger(__name__)
-
-Sent = Mapping[RequestKind, int]
-
-
-class _Report(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True)
-
-    sent: dict[str, Annotated[int, Field(ge=0, le=REQUESTS_MAX)]]
-
-
-def report_line(sent: Sent) -> bytes:
-    """Encode a report as a line."""
-    report = _Report(sent={kind.value: requests for kind, requests in sent.items()})
-    return report.model_dump_json().encode() + b"\n"
-
-
-def parse_report(line: bytes) -> Sent:
-    """Decode a line of a report; kinds unknown to this version are left out.
-
-    Raises ValueError when the line is no report.
-    """
-    sent = _Report.model_validate_json(line).sent
-    return {kind: sent[kind] for kind in RequestKind if kind in sent}
-
-
-def total_of(counts: Sequence[RequestCounts]) -> dict[RequestKind, int]:
-    """Add up the requests of several stores of one process."""
-    return {kind: sum(each.by_kind[kind] for each in counts) for kind in RequestKind}
-
-
-@contextmanager
-def reporting_to_parent(counts: Sequence[RequestCounts]) -> Iterator[None]:
-    """Report the sum of `counts` to the parent while entered, if standard output is a pipe."""
-    if not _is_pipe():
-        yield
-        return
-    # A parent that does not read must not block its child.
-    os.set_blocking(_STANDARD_OUTPUT, False)
-    loop = asyncio.get_running_loop()
-    last = dict.fromkeys(RequestKind, 0)
-    timer: asyncio.TimerHandle | None = None
-
-    def report() -> None:
-        nonlocal last
-        now = total_of(counts)
-        if now != last and _write(report_line(now)):
-            last = now
-
-    def report_periodically() -> None:
-        nonlocal timer
-        report()
-        timer = loop.call_later(REPORT_INTERVAL_MS / 1_000, report_periodically)
-
-    report_periodically()
-    try:
-        yield
-    finally:
-        if timer is not None:
-            timer.cancel()
-        report()
-
-
-def _is_pipe() -> bool:
-    try:
-        mode = os.fstat(_STANDARD_OUTPUT).st_mode
-    except OSError:  # closed
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-
-
-def _write(line: bytes) -> bool:
-    """Write a line without blocking; returns whether all of it was written."""
-    try:
-        return os.write(_STANDARD_OUTPUT, line) == len(line)
-    except OSError:  # the pipe is full, or the parent is gone, which standard input reports
-        return False
-
-
-class _RoleRequests:
-    """The requests of the successive children of one role."""
-
-    def __init__(self, began_ms: float) -> None:
-        self.began_ms = began_ms
-        self.ended = dict.fromkeys(RequestKind, 0)
-        self.current = dict.fromkeys(RequestKind, 0)
-        self.is_bad_line_logged = False
-
-    @property
-    def sent(self) -> Sent:
-        """The requests of all children of the role."""
-        return {kind: self.ended[kind] + self.current[kind] for kind in RequestKind}
-
-    def begin_child(self) -> None:
-        """Add the counts of the last child to those of ended ones: a new child counts from 0."""
-        self.ended = dict(self.sent)
-        self.current = dict.fromkeys(RequestKind, 0)
-
-
-class ChildReports:
-    """The reported requests of the children of one server, added up over their restarts."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._roles: dict[str, _RoleRequests] = {}
-
-    def processes(self) -> Iterator[ProcessUse]:
-        """The requests of each role, as far as reported."""
-        for name, role in self._roles.items():
-            yield ProcessUse(name, role.began_ms, role.sent)
-
-    async def read(self, name: str, stdout: asyncio.StreamReader) -> None:
-        """Read the reports of a new child of the role `name`, to its end."""
-        role = self._roles.setdefault(name, _RoleRequests(self._clock.monotonic_ms()))
-        role.begin_child()
-        while True:
-            try:
-                line = await stdout.readline()
-                if not line.endswith(b"\n"):
-                    return  # the end; a partial line is dropped
-                role.current.update(parse_report(line))
-            except ValueError:  # no report, or too long a line, which readline has dropped
-                if not role.is_bad_line_logged:
-                    role.is_bad_line_logged = True
-                    _log.warning("child process writes what is no report", child=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +103,8 @@ def _command(role: str, settings: WriterConfig, model: type[Settings]) -> ChildC
         value = getattr(getattr(settings, setting.group), setting.name)
         if setting.group == "database" or value == setting.field.default:
             continue
+        if (setting.group, setting.name) == ("telemetry", "metrics"):  # it reports to us
+            continue
         if setting.is_secret:
             secrets[setting.variable] = str(value)
         elif setting.is_switch:
@@ -276,9 +138,10 @@ class ChildSupervisor:
         commands: Sequence[ChildCommand],
         runtime: Runtime,
         *,
+        reports: ChildReports,
         is_pressed: Callable[[], bool],
     ) -> None:
-        """Create a supervisor; `run_beside` starts the children.
+        """Create a supervisor; `run_beside` starts the children, which report to `reports`.
 
         `is_pressed` returns whether data that is not compacted is about to hold writes back.
         """
@@ -287,7 +150,7 @@ class ChildSupervisor:
         self._clock = runtime.clock
         self._random = runtime.random
         self._processes: dict[str, Process] = {}
-        self.reports = ChildReports(runtime.clock)
+        self._reports = reports
         self._stopping = asyncio.Event()
 
     async def run_beside(self, serving: Coroutine[Any, Any, None]) -> None:
@@ -326,6 +189,10 @@ class ChildSupervisor:
             await self._wait_ms(PRESSURE_POLL_MS)
 
     async def _supervise(self, command: ChildCommand) -> None:
+        with self._reports.wanting(command.role):
+            await self._keep_running(command)
+
+    async def _keep_running(self, command: ChildCommand) -> None:
         restarts = RestartDelay(self._random)
         while not self._stopping.is_set():
             began_ms = self._clock.monotonic_ms()
@@ -333,6 +200,8 @@ class ChildSupervisor:
             log = _log.bind(child=command.role, exit_code=code)
             if self._stopping.is_set():
                 return
+            if code != ExitCode.OK:
+                self._reports.crashed(command.role)
             if code is not None and code in STAY_DOWN:
                 log.error("child process stays down", problem=STAY_DOWN[code])
                 if code != ExitCode.FENCED or not await self._is_takeover_due():
@@ -377,16 +246,18 @@ class ChildSupervisor:
             os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
         _log.info("child process started", child=command.role, pid=process.pid)
         self._processes[command.role] = process
+        self._reports.started(command.role)
         try:
             return await self._wait(command.role, process)
         finally:
+            self._reports.ended(command.role)
             del self._processes[command.role]
 
     async def _wait(self, role: str, process: Process) -> int:
         """Wait for the end of a child; end it when a stop is requested. Returns the exit code."""
         async with asyncio.TaskGroup() as tasks:
             assert process.stdout is not None
-            reading = tasks.create_task(self.reports.read(role, process.stdout))
+            reading = tasks.create_task(self._reports.read(role, process.stdout))
             ending = tasks.create_task(self._end(process))
             code = await process.wait()
             # The last report may still be in the pipe. Wait with a limit: a process that has

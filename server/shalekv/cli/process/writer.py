@@ -42,6 +42,7 @@ from shalekv.cli.process.lifecycle import (
     start_serving,
 )
 from shalekv.cli.process.peers import open_links, peer_contexts
+from shalekv.cli.process.process_reports import ChildReports
 from shalekv.cli.process.shutdown import Shutdown, StopRequest
 from shalekv.cli.process.supervisor import ChildSupervisor, child_commands
 from shalekv.errors import (
@@ -94,6 +95,7 @@ class WriterContext:
     announce: Callable[[str], None]  # called with HOST:PORT when it serves
     access: ProcessAccess
     audit: AuditLog | None
+    children: ChildReports
 
     @property
     def address(self) -> str:
@@ -158,9 +160,10 @@ def child_supervisor(context: WriterContext, writer: Writer) -> ChildSupervisor:
     children = ChildSupervisor(
         child_commands(context.settings),
         context.runtime,
+        reports=context.children,
         is_pressed=lambda: writer.engine.is_pressed,
     )
-    writer.admin.store_use.measure(children.reports.processes)
+    writer.admin.store_use.measure(context.children.processes)
     return children
 
 
@@ -179,8 +182,9 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
             open_access(settings, store, runtime, audit) as access,
         ):
             server = bind(settings, runtime, access.guard)
+            children = ChildReports(runtime.clock)
             context = WriterContext(
-                settings, runtime, store, links, server, announce, access, audit
+                settings, runtime, store, links, server, announce, access, audit, children
             )
             if settings.election.elect:
                 await serve_when_elected(context, stop)

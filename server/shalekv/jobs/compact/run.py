@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import structlog
 
-from shalekv.errors import LeaseLost
+from shalekv.errors import LeaseLost, ShaleError, Superseded
 from shalekv.format import names
 from shalekv.jobs.compact.claim import CompactorLeases, HeldLease, claim_compaction
 from shalekv.jobs.compact.outputs import LevelWriter, OutputOwner
@@ -43,6 +43,7 @@ from shalekv.settings import CompactorConfig
 from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactorManifest
+from shalekv.telemetry.metrics import Metrics
 
 _NO_BOUND = 1 << 30
 _WAL_MEMORY_SHARE = 2  # entries of WAL objects may take 1/2 of a subcompaction's memory
@@ -67,10 +68,11 @@ class CompactionCounters:
     written_bytes: int = 0
 
 
-class MergePermits:
-    """Limits the merges of all databases that run at once in a process, and so their memory.
+class ProcessMerges:
+    """The merges of all databases in a process: how many may run at once, and what they have done.
 
-    Permits are granted in FIFO order, so a database that always has work does not block the others.
+    The limit bounds their memory. Permits are granted in FIFO order, so a database that always has
+    work does not block the others.
     """
 
     def __init__(self, count: int) -> None:
@@ -80,6 +82,8 @@ class MergePermits:
         """
         self.wal = asyncio.Semaphore(count)
         self.levels = asyncio.Semaphore(count)
+        self.done = Metrics()
+        self.done.add("compaction_failures", 0)
 
 
 class Compactions:
@@ -92,15 +96,15 @@ class Compactions:
         leases: CompactorLeases,
         settings: CompactorConfig,
         parts: PartRunner,
-        permits: MergePermits | None = None,
+        merges: ProcessMerges | None = None,
     ) -> None:
-        """Without `permits`, the number of jobs that run at once has no bound."""
+        """Without `merges`, the number of jobs that run at once has no bound."""
         self._store = store
         self._manifest = manifest
         self._leases = leases
         self._settings = settings
         self._parts = parts
-        self._permits = permits or MergePermits(_NO_BOUND)
+        self._merges = merges or ProcessMerges(_NO_BOUND)
         self.counters = CompactionCounters()
 
     async def run(
@@ -124,16 +128,17 @@ class Compactions:
             fresh = await self._leases.new()
             await self._publish(outcome.result, manifest, held, fresh)
             kept = fresh
-        except LeaseLost:
-            kept = None
+        except ShaleError as error:
+            if isinstance(error, LeaseLost):
+                kept = None
+            if not isinstance(error, Superseded):  # the other compactor does the work
+                self._merges.done.add("compaction_failures", 1)
             raise
         finally:
             self._leases.drop(held)
             if kept is not None:
                 self._leases.keep_for_next(kept)
-        self.counters.jobs += 1
-        self.counters.read_bytes += outcome.read_bytes
-        self.counters.written_bytes += outcome.written_bytes
+        self._count(_kind_of(job), outcome)
         log.info(
             "compacted",
             **_log_fields(outcome.result),
@@ -144,6 +149,15 @@ class Compactions:
             ms=round(clock.monotonic_ms() - began_ms),
         )
         return outcome.result
+
+    def _count(self, kind: str, outcome: JobOutcome) -> None:
+        self.counters.jobs += 1
+        self.counters.read_bytes += outcome.read_bytes
+        self.counters.written_bytes += outcome.written_bytes
+        done = self._merges.done
+        done.add("compactions", 1, kind)
+        done.add("compaction_bytes", outcome.read_bytes, kind, "read")
+        done.add("compaction_bytes", outcome.written_bytes, kind, "written")
 
     async def _work(
         self,
@@ -160,11 +174,11 @@ class Compactions:
             logical_time_ms=manifest.logical_time_ms,
         )
         if isinstance(job, WalJob):
-            async with self._permits.wal:
+            async with self._merges.wal:
                 return await self._merge_wal(job, manifest, owner)
         if job.is_move:
             return JobOutcome(move_result(job))
-        async with self._permits.levels:
+        async with self._merges.levels:
             parts = await divide(
                 self._store,
                 job,
@@ -210,6 +224,13 @@ class Compactions:
             return with_lease(without_lease(published, lease_id), fresh.lease)
 
         await self._manifest.edit(edit, lambda current: is_published(current, own, result))
+
+
+def _kind_of(job: Job) -> str:
+    """Return the kind of a job, for metrics."""
+    if isinstance(job, WalJob):
+        return "wal"
+    return "move" if job.is_move else "levels"
 
 
 def _log_fields(result: Result) -> dict[str, object]:

@@ -13,19 +13,21 @@ from typing import Any, NoReturn
 import pytest
 import structlog
 
-from shalekv.cli.process.supervisor import (
+from shalekv.cli.process.process_reports import (
     LINE_BYTES_MAX,
     REQUESTS_MAX,
-    ChildCommand,
     ChildReports,
-    ChildSupervisor,
     parse_report,
     report_line,
     total_of,
 )
+from shalekv.cli.process.supervisor import ChildCommand, ChildSupervisor
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.store.api import RequestCounts, RequestKind
+from shalekv.store.counting import FOLDERS, Operation
+from shalekv.telemetry.histogram import BUCKET_COUNT, Histogram
+from shalekv.telemetry.metrics import Metrics, Sample
 from tests.kit.constants import constants
 
 SUPERVISOR = "shalekv.cli.process.supervisor"
@@ -33,14 +35,18 @@ QUICK = {f"{SUPERVISOR}:RESTART_INITIAL_MS": 1, f"{SUPERVISOR}:RESTART_MAX_MS": 
 
 # Counts and reports requests, waits for the end of its input, and counts one more.
 REPORTER = """
-import asyncio, sys, uvloop
-from shalekv.cli.process import supervisor
+import asyncio, os, sys, uvloop
+from shalekv.cli.process import process_reports
 from shalekv.store.api import RequestCounts, RequestKind
-supervisor.REPORT_INTERVAL_MS = 1
+process_reports.REPORT_INTERVAL_MS = 1
 
 async def child():
     first, second = RequestCounts(), RequestCounts()
-    with supervisor.reporting_to_parent([first, second]):
+    def fill(metrics):
+        metrics.add("compactions", first.total, "wal")
+        metrics.add("process_resident_bytes", 1, "test")
+
+    with process_reports.reporting_to_parent([first, second], fill):
         first.add(RequestKind.LIST)
         second.add(RequestKind.LIST, 2)
         await asyncio.to_thread(sys.stdin.read)
@@ -57,6 +63,10 @@ if os.fork() == 0:
     time.sleep(0.2)  # so that the parent has noticed the end
     sys.stdout.write('{"sent":{"write":5}}\\n')
 """
+# Reports, and ends.
+BRIEF = """
+print('{"sent":{"read":1},"metrics":[["compactions",["wal"],2],["process_resident_bytes",["x"],9]]}')
+"""
 CHATTY = """
 import sys
 print("a library has something to say")
@@ -71,6 +81,13 @@ sys.stdin.read()
 def counts_of(reports: ChildReports, role: str = "test") -> Mapping[RequestKind, int]:
     """The reported requests of the children of this role; empty if none has begun."""
     return next((use.sent for use in reports.processes() if use.role == role), {})
+
+
+def sample_of(reports: ChildReports, *name_and_labels: str) -> Sample | None:
+    """One of the samples of all children."""
+    metrics = Metrics()
+    reports.fill(metrics)
+    return metrics.get(*name_and_labels)
 
 
 class _Lines(asyncio.StreamReader):
@@ -110,8 +127,8 @@ async def run_beside(
     """Run `program` as a child until `until_` holds, and return the final reports."""
     runtime = Runtime(LoopClock(), Random(0), ThreadWorkers(1))
     command = ChildCommand("test", ["-c", program, *argv])
-    children = ChildSupervisor([command], runtime, is_pressed=lambda: False)
-    children.reports = reports = AwaitableReports()
+    reports = AwaitableReports()
+    children = ChildSupervisor([command], runtime, reports=reports, is_pressed=lambda: False)
     with constants(QUICK):
         await children.run_beside(reports.until(until_))
     return reports
@@ -134,10 +151,20 @@ async def warnings() -> AsyncIterator[list[str]]:
 
 def test_lines_are_read_back() -> None:
     """A report with the largest counts of every kind is read back, and fits into a line."""
-    most = dict.fromkeys(RequestKind, REQUESTS_MAX)
-    line = report_line(most)
-    assert parse_report(line) == most
-    assert len(line) < LINE_BYTES_MAX
+    most, metrics = dict.fromkeys(RequestKind, REQUESTS_MAX), Metrics()
+    for operation in Operation:
+        for folder in (*FOLDERS, ""):
+            labels = ("compactor", operation.value, folder)
+            for outcome in map(str, range(8)):
+                metrics.add("store_requests", REQUESTS_MAX, *labels, outcome)
+            durations = Histogram()
+            durations.merge([REQUESTS_MAX] * BUCKET_COUNT, REQUESTS_MAX)
+            metrics.add_histogram("store_request_duration_seconds", durations, *labels)
+    line = report_line(most, metrics)
+    sent, read_back = parse_report(line)
+    assert sent == most
+    assert read_back.encode() == metrics.encode()
+    assert len(line) < LINE_BYTES_MAX / 2
     assert line.count(b"\n") == 1
 
 
@@ -154,6 +181,12 @@ def test_lines_are_read_back() -> None:
         b'{"sent":{"write":"1"}}\n',
         b'{"sent":{"write":true}}\n',
         b'{"sent":{"write":%d}}\n' % (REQUESTS_MAX + 1),
+        b'{"sent":{},"metrics":{}}\n',
+        b'{"sent":{},"metrics":[["compactions",["wal"]]]}\n',
+        b'{"sent":{},"metrics":[["compactions",[],1]]}\n',
+        b'{"sent":{},"metrics":[["compactions",["wal"],[1,[1]]]]}\n',
+        b'{"sent":{},"metrics":[["commit_group_commits",[],1]]}\n',
+        b'{"sent":{},"metrics":[["commit_group_commits",[],[1,[%s1]]]]}\n' % (b"1," * BUCKET_COUNT),
         b"[" * 1_000 + b"\n",
         b"\xff\xfe\n",
     ],
@@ -165,13 +198,55 @@ def test_what_is_no_report_is_refused(line: bytes) -> None:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_a_child_reports_while_it_runs_and_at_its_end(loop: str) -> None:
+async def test_a_process_reports_while_it_runs_and_at_its_end(loop: str) -> None:
     """A child reports while it runs, and its last report before the end is not lost."""
     reports = await run_beside(
         REPORTER, loop, until_=lambda r: counts_of(r).get(RequestKind.LIST, 0) == 3
     )
     assert counts_of(reports)[RequestKind.LIST] == 3
     assert counts_of(reports)[RequestKind.DELETE] == 1
+    assert sample_of(reports, "compactions", "wal") == 2
+    assert sample_of(reports, "process_resident_bytes", "test") is None  # it has ended
+
+
+async def test_counters_grow_over_restarts() -> None:
+    """What a child has counted stays when it has ended; the next one is added."""
+    reports = await run_beside(BRIEF, until_=lambda r: counts_of(r).get(RequestKind.READ, 0) >= 3)
+    ends = counts_of(reports)[RequestKind.READ]
+    assert sample_of(reports, "compactions", "wal") == 2 * ends
+    assert sample_of(reports, "process_resident_bytes", "x") is None
+    assert sample_of(reports, "child_starts", "test") in {ends, ends + 1}
+    assert sample_of(reports, "child_crashes", "test") == 0
+    assert sample_of(reports, "child_running", "test") is None  # the server has ended
+
+
+def test_a_full_pipe_loses_no_counts() -> None:
+    """What is counted while the parent does not read is reported later, in lines that are whole."""
+    fills = REPORTER.replace(
+        "        await asyncio.to_thread(sys.stdin.read)\n",
+        "        for _ in range(200):\n"
+        "            first.add(RequestKind.READ)\n"
+        "            await asyncio.sleep(0.001)\n"
+        "        print('counted', file=sys.stderr, flush=True)\n"
+        "        await asyncio.to_thread(sys.stdin.read)\n",
+    ).replace('"wal")', '"wal" + "x" * 10_000)')  # no write of it to a pipe is atomic
+    with subprocess.Popen(
+        [sys.executable, "-c", fills, "uvloop"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"counted\n"
+        lines = 1
+        while parse_report(process.stdout.readline())[0][RequestKind.READ] < 200:
+            lines += 1
+        assert lines < 150  # the others were left out
+        process.stdin.close()
+        *_, last = process.stdout
+        assert parse_report(last)[0][RequestKind.DELETE] == 1
 
 
 async def read_late_report() -> None:
@@ -209,7 +284,9 @@ def test_a_parent_that_does_not_read_blocks_no_child() -> None:
     """A child whose pipe is full is not blocked, and ends when it is asked to."""
     fills = REPORTER.replace(
         "        await asyncio.to_thread(sys.stdin.read)\n",
-        "        while supervisor._write(b'x' * 512): pass\n"
+        "        try:\n"
+        "            while os.write(1, b'x' * 512): pass\n"
+        "        except BlockingIOError: pass\n"
         "        for _ in range(100):\n"
         "            first.add(RequestKind.READ)\n"
         "            await asyncio.sleep(0.001)\n",
