@@ -54,6 +54,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactorManifest
 from shalekv.store.retry import Backoff
+from shalekv.telemetry.slow_requests import SlowRequests
 from shalekv.write.logical_time import StoreTime
 
 # Merges of the WAL that may run at once, and as many of levels: a merge that waits for a slow store
@@ -195,7 +196,8 @@ class Compactor:
         Raises `DatabaseNotFound`, `CorruptObject`, `StoreError`; `Superseded` when another one has
         taken over from `after`.
         """
-        cas = CasStore(store, runtime, settings.store)
+        slow = SlowRequests(settings.telemetry.slow_ms)
+        cas = CasStore(store, runtime, settings.store, slow=slow)
         leases = CompactorLeases(cas, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
         manifest = await claim_compaction(cas, leases, after=after)
         log.info("compacting", epoch=manifest.own.epoch, url=store.url)

@@ -27,6 +27,7 @@ from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import open_disk_cache
+from shalekv.telemetry.slow_requests import SlowRequests
 from shalekv.watch.stream import Watches
 from shalekv.wording import Trouble
 from shalekv.write.engine import WriterEngine
@@ -81,7 +82,8 @@ class Writer:
         """
         clock = runtime.clock
         began_ms = clock.monotonic_ms()
-        cas = CasStore(store, runtime, settings.store)
+        slow = SlowRequests(settings.telemetry.slow_ms)
+        cas = CasStore(store, runtime, settings.store, slow=slow)
         opened = await _open_log(
             cas, settings, advertise=advertise, since_epoch=since_epoch, links=links
         )

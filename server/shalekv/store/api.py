@@ -22,6 +22,7 @@ from types import MappingProxyType
 
 from shalekv.errors import InvalidRequest
 from shalekv.protocol.manifest import CasMode
+from shalekv.telemetry.activity import CURRENT
 
 NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
@@ -75,10 +76,16 @@ class RequestCounts:
         self.refusal_retry_ms = REFUSAL_RETRY_MS  # retry refusals for so long, if `was_accepted`
 
     def add(self, kind: RequestKind, count: int = 1) -> None:
-        """Count `count` more requests of this kind."""
+        """Count `count` more requests of this kind, also in the activity of the running task."""
+        self._add(kind, count)
+        activity = CURRENT.get()
+        if activity is not None:
+            activity.sent[kind] += count
+
+    def _add(self, kind: RequestKind, count: int) -> None:
         self._counts[kind] += count
         if self._total is not None:
-            self._total.add(kind, count)
+            self._total._add(kind, count)  # noqa: SLF001 - of the same class
 
     def add_up_in(self, total: RequestCounts) -> None:
         """Count everything from now on in `total`, too."""

@@ -32,9 +32,10 @@ from shalekv.store.api import (
     Unknown,
     nothing_is_collected,
 )
-from shalekv.store.counting import Count, Operation, StoreCallCounts
+from shalekv.store.counting import CountedRequest, Operation, StoreCallCounts
 from shalekv.store.reachability import Reachability
 from shalekv.store.retry import RETRY_INITIAL_MS, RETRY_MAX_MS, Backoff, RefusalPolicy
+from shalekv.telemetry.slow_requests import SlowRequests
 
 log = structlog.get_logger()
 
@@ -91,8 +92,9 @@ class CasStore:
         settings: StoreSettings,
         *,
         backoff: Backoff | None = None,
+        slow: SlowRequests | None = None,
     ) -> None:
-        """`store` sends one request for each attempt."""
+        """`store` sends one request for each attempt. `slow` keeps the slowest; None: no matter."""
         self.runtime = runtime
         self.settings = settings  # with which stores of other databases are opened, too
         self.backoff = backoff or Backoff(RETRY_INITIAL_MS, RETRY_MAX_MS)
@@ -100,7 +102,7 @@ class CasStore:
         self.cas_mode = store.cas_mode
         self.sent = store.sent
         self.refusals = RefusalPolicy(store.sent, runtime)
-        self.counts = StoreCallCounts()
+        self.counts = StoreCallCounts(slow or SlowRequests())
         self.reachability = Reachability(runtime.clock)  # of reads
         self._store = store
 
@@ -128,17 +130,17 @@ class CasStore:
 
         Whether an object that is ours *counts* is for the caller to find out: see F1 and F2.
         """
-        count = self.counts.of(Operation.CREATE, name)
+        request = self.counts.begin(Operation.CREATE, name)
         refused_until_ms = self.refusals.until_ms()
         failed_attempts, is_first_owner = 0, True
         upload = uploads.begin() if uploads is not None else 0
         try:
             while True:
                 try:
-                    count.transferred_bytes += len(data)
-                    with count:
+                    request.sends(data)
+                    with request:
                         created = await self._store.create(name, data, metadata)
-                    count.answered(created)
+                    request.answered(created)
                     if isinstance(created, Created):
                         outcome: ClaimOutcome = _CLAIMED
                     else:
@@ -171,9 +173,9 @@ class CasStore:
         After a `StoreUnavailable` the caller sends the create again, too. That is harmless: it
         replaces no object, and our own object is recognised by its bytes.
         """
-        count = self.counts.of(Operation.GET, name)
+        request = self.counts.begin(Operation.GET, name)
         try:
-            found = await self._send(count, self._store.get, name, is_read=True)
+            found = await self._send(request, self._store.get, name, is_read=True)
         except ObjectNotFound as error:
             # Gone after `Exists` means collected, and the next attempt may create the object a
             # second time. Nothing is lost by that. A WAL slot of a fence run is never collected
@@ -186,21 +188,22 @@ class CasStore:
                 raise _Absent(problem, problem) from error
             message = f"it is unknown whether {name} was created, and it is not there: "
             raise _Absent(message + created.cause, created.cause) from error
-        count.received(found.data)
+        request.received(found.data)
         return _CLAIMED if found.data == data else Taken(found.data, is_first_owner)
 
     async def get(self, name: str) -> StoredObject:
         """Read the whole object."""
-        count = self.counts.of(Operation.GET, name)
-        found = await self._repeat(count, self._store.get, name, is_read=True)
-        count.received(found.data)
+        request = self.counts.begin(Operation.GET, name)
+        found = await self._repeat(request, self._store.get, name, is_read=True)
+        request.received(found.data)
         return found
 
     async def get_range(self, name: str, offset: int, length: int) -> bytes:
         """Read a part of an object: see `ObjectStore.get_range`."""
-        count = self.counts.of(Operation.GET_RANGE, name)
-        data = await self._repeat(count, self._store.get_range, name, offset, length, is_read=True)
-        count.received(data)
+        request = self.counts.begin(Operation.GET_RANGE, name)
+        get_range = self._store.get_range
+        data = await self._repeat(request, get_range, name, offset, length, is_read=True)
+        request.received(data)
         return data
 
     @property
@@ -219,28 +222,32 @@ class CasStore:
 
     async def head(self, name: str) -> ObjectInfo:
         """Read the size and the time of an object."""
-        count = self.counts.of(Operation.HEAD, name)
-        info = await self._repeat(count, self._store.head, name, is_read=True)
-        count.objects += 1
+        request = self.counts.begin(Operation.HEAD, name)
+        info = await self._repeat(request, self._store.head, name, is_read=True)
+        request.count.objects += 1
         return info
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """List as `ObjectStore.list`; after a failure, continue behind the last yielded object."""
-        count = self.counts.of(Operation.LIST, prefix)
+        counted = self.counts.begin(Operation.LIST, prefix)
         refused_until_ms = self.refusals.until_ms()
         failed_attempts = unanswered = 0
         while True:
             request = self.reachability.begin()
             try:
-                with count:
+                with counted:
                     async for info in self._store.list(prefix, start_after=start_after):
                         if failed_attempts:
                             refused_until_ms = self.refusals.until_ms()
                             failed_attempts = unanswered = 0
-                        count.objects += 1
+                        counted.count.objects += 1
                         self.reachability.succeed()
                         start_after = info.name
-                        yield info
+                        counted.suspend()
+                        try:
+                            yield info
+                        finally:
+                            counted.resume()
                 self.reachability.succeed()
                 self.refusals.accepted()
                 return
@@ -261,19 +268,19 @@ class CasStore:
     async def delete(self, names: Iterable[str]) -> None:
         """Delete objects: see `ObjectStore.delete`."""
         doomed = tuple(names)
-        count = self.counts.of_many(Operation.DELETE, doomed)
-        count.objects += len(doomed)
-        await self._repeat(count, self._store.delete, doomed)
+        request = self.counts.begin_many(Operation.DELETE, doomed)
+        request.count.objects += len(doomed)
+        await self._repeat(request, self._store.delete, doomed)
 
     async def now_ms(self) -> int:
         """Read the store's own clock: milliseconds since the Unix epoch."""
-        return await self._repeat(self.counts.of(Operation.NOW_MS), self._store.now_ms)
+        return await self._repeat(self.counts.begin(Operation.NOW_MS), self._store.now_ms)
 
     async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Repaired:
         """Complete creates that crashed half-way, and log it: see `ObjectStore.repair`."""
-        count = self.counts.of(Operation.REPAIR)
-        repaired = await self._repeat(count, self._store.repair, is_collected)
-        count.objects += repaired.completed
+        request = self.counts.begin(Operation.REPAIR)
+        repaired = await self._repeat(request, self._store.repair, is_collected)
+        request.count.objects += repaired.completed
         if repaired != Repaired():
             log.info("creates recovered", url=self.url, **asdict(repaired))
         return repaired
@@ -285,8 +292,8 @@ class CasStore:
 
     async def _repeat(
         self,
-        count: Count,
-        request: Callable[[*Ts], Awaitable[T]],
+        request: CountedRequest,
+        send: Callable[[*Ts], Awaitable[T]],
         *arguments: *Ts,
         is_read: bool = False,
     ) -> T:
@@ -295,7 +302,7 @@ class CasStore:
         failed_attempts = unanswered = 0
         while True:
             try:
-                answer = await self._send(count, request, *arguments, is_read=is_read)
+                answer = await self._send(request, send, *arguments, is_read=is_read)
             except ObjectNotFound:
                 self.refusals.accepted()
                 raise
@@ -320,19 +327,19 @@ class CasStore:
 
     async def _send(
         self,
-        count: Count,
-        request: Callable[[*Ts], Awaitable[T]],
+        request: CountedRequest,
+        send: Callable[[*Ts], Awaitable[T]],
         *arguments: *Ts,
         is_read: bool,
     ) -> T:
         """Send a request once; record in `reachability` whether a read was answered."""
         if not is_read:
-            with count:
-                return await request(*arguments)
+            with request:
+                return await send(*arguments)
         number = self.reachability.begin()
         try:
-            with count:
-                answer = await request(*arguments)
+            with request:
+                answer = await send(*arguments)
         except ObjectNotFound:
             self.reachability.succeed()
             raise

@@ -21,23 +21,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shalekv_wire.trace_context import SpanContext
 
+STAGES = ("queued", "encoded", "stored", "visible")  # of a group of commits
 REQUESTS_MAX = 64  # of one activity that are recorded one by one; all are counted
 
 
 class StoreRequest:
     """One call of a store: an operation on an object, with all its attempts."""
 
-    __slots__ = ("attempts", "began_ns", "ended_ns", "name", "operation", "problem", "size_bytes")
+    __slots__ = (
+        "attempt_began_ns",
+        "attempts",
+        "began_ns",
+        "ended_ns",
+        "name",
+        "operation",
+        "problem",
+        "size_bytes",
+        "waiting_calls",
+    )
 
     def __init__(self, operation: str, name: str, began_ns: int) -> None:
         """`operation` is one of `store.counting.Operation`; `name` an object or a folder."""
         self.operation = operation
         self.name = name
         self.began_ns = began_ns
-        self.ended_ns = 0  # 0: it has not ended
+        self.attempt_began_ns = began_ns  # of the last attempt
+        self.ended_ns = 0  # of the last attempt; 0: it has not ended
         self.attempts = 1
-        self.size_bytes = 0
+        self.size_bytes = 0  # sent by a create, or received
         self.problem = ""  # of the last attempt that failed
+        self.waiting_calls = 0  # calls that it has kept waiting, as far as is known
 
 
 class Activity:
@@ -54,14 +67,53 @@ class Activity:
         self.sent: Counter[str] = Counter()
         self.span: Any = None  # of the tracer; None: the activity is not traced
 
+    @property
+    def call_count(self) -> int:
+        """The calls that wait for what is done here."""
+        return 0
+
     def begin_request(self, operation: str, name: str, now_ns: int) -> StoreRequest:
         """Record a request that begins now; the caller sets what becomes of it."""
         request = StoreRequest(operation, name, now_ns)
+        self.wait_for(request)
+        return request
+
+    def wait_for(self, request: StoreRequest) -> None:
+        """Record a request, which may be one that another activity has sent."""
+        request.waiting_calls += self.call_count
         if len(self.requests) < REQUESTS_MAX:
             self.requests.append(request)
         else:
             self.left_out += 1
-        return request
+
+
+class SharedActivity(Activity):
+    """What one task does for several activities that wait for it, such as the load of a block.
+
+    All of them record its requests; the one that began it is charged with them.
+    """
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self, owner: Activity | None) -> None:
+        """`owner` is the activity of the task; None: it has none."""
+        super().__init__(0 if owner is None else owner.began_ns)
+        self._waiting: list[Activity] = []
+        if owner is not None:
+            self.sent = owner.sent
+            self._waiting.append(owner)
+
+    def join(self, activity: Activity) -> None:
+        """Let one more activity wait."""
+        self._waiting.append(activity)
+        for request in self.requests:
+            activity.wait_for(request)
+
+    def wait_for(self, request: StoreRequest) -> None:
+        """Record a request in all activities that wait."""
+        super().wait_for(request)
+        for activity in self._waiting:
+            activity.wait_for(request)
 
 
 class CallActivity(Activity):
@@ -85,8 +137,13 @@ class CallActivity(Activity):
         self.commit: CommitActivity | None = None  # the commit that made it durable
         self.waited_ns: Counter[str] = Counter()  # for admission, a read set, a turn, and so on
         self.ssts_searched = 0
-        self.blocks_cached = 0
-        self.blocks_fetched = 0
+        self.blocks_cached = 0  # blocks that were in memory
+        self.blocks_fetched = 0  # blocks from the store, or the cache on disk
+
+    @property
+    def call_count(self) -> int:
+        """Return 1: the call itself."""
+        return 1
 
 
 class CommitActivity(Activity):
@@ -115,6 +172,32 @@ class CommitActivity(Activity):
         self.encoded_ns = 0  # when the bytes of the object were made; 0: not yet
         self.stored_ns = 0  # when it was durable
         self.visible_ns = 0  # when reads showed it
+
+    @property
+    def call_count(self) -> int:
+        """The commits of the group, each of a call."""
+        return self.commit_count
+
+    def take_over(self, displaced: CommitActivity) -> None:
+        """Go on with a group whose place in the log was another's: with its requests and costs."""
+        for request in displaced.requests:
+            if len(self.requests) < REQUESTS_MAX:
+                self.requests.append(request)
+            else:
+                self.left_out += 1
+        self.left_out += displaced.left_out
+        self.sent.update(displaced.sent)
+
+    @property
+    def stages_ns(self) -> dict[str, int]:
+        """The time of each stage that has ended, in their order."""
+        ends = (self.began_ns, self.encoded_ns, self.stored_ns, self.visible_ns)
+        begins = (self.queued_ns, *ends)
+        return {
+            stage: end - begin
+            for stage, begin, end in zip(STAGES, begins, ends, strict=False)
+            if begin and end
+        }
 
 
 # The activity of the task that runs; None: nobody wants to know.

@@ -29,6 +29,7 @@ from shalekv.settings import CollectorConfig
 from shalekv.store.cas import CasStore
 from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.process_use import add_process_use
+from shalekv.telemetry.slow_requests import SlowRequests
 
 DRY_COLUMNS = ("name", "size_bytes", "modified_at_ms", "fate", "reason", "detail")
 Row = tuple[str | int, ...]
@@ -159,7 +160,8 @@ async def _databases(
     database_urls: Sequence[str], settings: CollectorConfig
 ) -> AsyncIterator[tuple[list[CollectJob], MachineClock]]:
     async with open_databases(database_urls, settings.store) as opened:
-        stores = [CasStore(store, runtime, settings.store) for store, runtime in opened]
+        slow = SlowRequests(settings.telemetry.slow_ms)
+        stores = [CasStore(store, runtime, settings.store, slow=slow) for store, runtime in opened]
         yield [CollectJob(store, settings.collector) for store in stores], MachineClock()
 
 

@@ -48,6 +48,7 @@ from shalekv.store.safekeeper_log.folder import DataFolder
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.safekeeper_log.syncer import Syncer
 from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, parse_url
+from shalekv.telemetry.slow_requests import SlowRequests
 from shalekv.version import VERSION
 from shalekv.write.quorum.links import DatabasePlace, NodeStatus, RelayLinks
 
@@ -308,7 +309,9 @@ class Node:
     def _host(self, member_log: MemberLog) -> HostedMember:
         member = LocalMember(member_log, self._syncer, self.settings.safekeeper, self._runtime)
         store = self._open_store(member.identity.url, self._runtime, self.settings.store)
-        hosted = HostedMember(member, store, CasStore(store, self._runtime, self.settings.store))
+        slow = SlowRequests(self.settings.telemetry.slow_ms)
+        cas = CasStore(store, self._runtime, self.settings.store, slow=slow)
+        hosted = HostedMember(member, store, cas)
         self._hosted = {**self._hosted, member.identity.database_id: hosted}
         return hosted
 
