@@ -23,7 +23,7 @@ def waits() -> asyncio.Future[int]:
 
 async def test_all_waiting_calls_end_once() -> None:
     """When no answer can come, waiting calls end with an unknown outcome, and only once."""
-    replies = PendingReplies(lambda: "")
+    replies = PendingReplies(lambda: "", lambda: None)
     early, late, last = waits(), waits(), waits()
     for future in (early, late, last):
         replies.begin(future)
@@ -39,7 +39,7 @@ async def test_all_waiting_calls_end_once() -> None:
 
 async def test_callers_that_have_gone_are_ignored() -> None:
     """A call that was cancelled, or ended before it began to wait, is not counted."""
-    replies = PendingReplies(lambda: "")
+    replies = PendingReplies(lambda: "", lambda: None)
     gone, done = waits(), waits()
     replies.begin(gone)
     gone.cancel()
@@ -54,7 +54,7 @@ async def test_callers_that_have_gone_are_ignored() -> None:
 
 async def test_a_call_with_a_deadline_ends_in_time_with_the_cause() -> None:
     """A call fails at its deadline with the cause, once; earlier answers and other calls do not."""
-    replies = PendingReplies(lambda: "the disk is full")
+    replies = PendingReplies(lambda: "the disk is full", lambda: None)
     late, early, endless = waits(), waits(), waits()
     replies.begin(late, within_ms=5)
     replies.begin(early, within_ms=5)

@@ -312,7 +312,7 @@ class ReplyEncoder:
         self, builder: ReplyBuilder[ReplyT], durability: DurabilityValue, receipt: Receipt
     ) -> bytes:
         """Serialize the reply to a write."""
-        seq, wal_id, decision, _ = receipt
+        seq, wal_id, decision, _, _, _ = receipt
         if decision is not None or wal_id is None:
             reply = builder.reply(decision, durability)
             reply.header.CopyFrom(self._header(seq, wal_id))

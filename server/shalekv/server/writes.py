@@ -107,6 +107,7 @@ class _WriteReply(PendingReply[ReplyT]):
         if not self._waiting.end(self):
             return
         if isinstance(outcome, Receipt):
+            self.activity = outcome.activity
             self._complete(self._encoder.encode(self.builder, self.durability, outcome))
         else:
             fail(self, outcome)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -28,6 +28,7 @@ from shalekv.protocol.transaction import (
 )
 from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES, MemoryRun
+from shalekv.telemetry.activity import CommitActivity
 
 # Memory of a commit beside its entries until it is durable, measured: the commit, the pending
 # reply, and the callback that completes it.
@@ -36,6 +37,13 @@ RECORD_BYTES = ENTRY_OVERHEAD_BYTES + 128  # an idempotency key, its record and 
 _KEY = itemgetter(0)  # of an Entry
 _PUT = Kind.PUT
 _new = tuple.__new__  # what `Entry()` and `Receipt()` call in the end, at half the cost
+
+
+class Bill(NamedTuple):
+    """What a group of commits costs. One of its commits gets it: so sums are exact."""
+
+    sent: Mapping[str, int]  # requests by `store.api.RequestKind`
+    key: bytes  # the first one of the commit; empty: it is a load
 
 
 class Receipt(NamedTuple):
@@ -48,6 +56,8 @@ class Receipt(NamedTuple):
     wal_id: int | None
     decision: Decision | None = None  # of a transaction
     record: Entry | None = None  # the record that was written for its idempotency key
+    activity: CommitActivity | None = None  # of its group; None: it was in none
+    bill: Bill | None = None  # of its group, if this commit was chosen to be charged with it
 
 
 OnSettled: TypeAlias = Callable[[Receipt | ShaleError], None]
@@ -98,6 +108,7 @@ class Commit:
         "settle",
         "size_bytes",
         "submit_order",
+        "submitted_ns",
         "transaction",
     )
 
@@ -116,6 +127,7 @@ class Commit:
         """
         self.seq = seq
         self.submit_order = seq
+        self.submitted_ns = 0  # when it entered the queue
         self.settle = settle
         self.keyed = keyed
         self.record: Entry | None = None
@@ -224,13 +236,19 @@ class Commit:
         if self.keyed is not None and self.writes:
             self.record = self.keyed.record(self.seq, wal_id, self.decision)
 
-    def succeed(self, *, seq: int, wal_id: int | None) -> None:
+    def succeed(
+        self,
+        seq: int,
+        wal_id: int | None,
+        activity: CommitActivity | None = None,
+        bill: Bill | None = None,
+    ) -> None:
         """Settle the commit: everything that it wrote, or depends on, is durable."""
         decision = self.decision
         if decision is not None and decision.refusal is not None:
             self.end(decision.refusal)
         else:
-            self.end(_new(Receipt, (seq, wal_id, decision, self.record)))
+            self.end(_new(Receipt, (seq, wal_id, decision, self.record, activity, bill)))
 
     def end(self, outcome: Receipt | ShaleError) -> None:
         """Settle the commit with its outcome.
@@ -286,7 +304,19 @@ class WalContents(NamedTuple):
 class Group:
     """Commits that enter the log together, as a WAL object or a part of one."""
 
-    __slots__ = ("commits", "load", "max_seq", "position", "run", "size_bytes", "wal_id")
+    __slots__ = (
+        "activity",
+        "commits",
+        "is_acknowledged",
+        "load",
+        "max_seq",
+        "position",
+        "run",
+        "size_bytes",
+        "wal_id",
+    )
+
+    activity: CommitActivity  # set by `LogStats.begin`
 
     def __init__(
         self, wal_id: int, commits: Sequence[Commit], *, position: int | None = None
@@ -298,6 +328,7 @@ class Group:
         self.wal_id = wal_id
         self.position = wal_id if position is None else position
         self.commits = commits
+        self.is_acknowledged = False
         self.size_bytes = sum([commit.size_bytes for commit in commits])
         # A commit that writes nothing has a number, too, but no reader of the WAL ever sees it.
         self.max_seq = next(commit.seq for commit in reversed(commits) if commit.writes)

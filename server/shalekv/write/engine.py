@@ -31,6 +31,7 @@ from shalekv.read.version_set import RELEASE_TIMEOUT_MS, VersionSet
 from shalekv.read.watermark import Watermark
 from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
 from shalekv.store.manifests import WriterManifest
+from shalekv.telemetry.tracing import Tracer
 from shalekv.watch.change_event import AppliedObject
 from shalekv.watch.feed import CommitFeed, FeedPosition
 from shalekv.write.admission import Admission, CompactionBacklog
@@ -184,10 +185,12 @@ class WriterEngine:
         limits: LimitSettings | None = None,
         levels: LevelSettings | None = None,
         shed_views: ShedViews = shed_nothing,
+        tracer: Tracer | None = None,
     ) -> None:
         """Build the parts of a writer of the log that was opened.
 
-        `shed_views` is called when the views of reads keep too much in memory.
+        `shed_views` is called when the views of reads keep too much in memory. `tracer` records
+        groups of commits.
         """
         self._clock = clock
         self.safekeepers, self.time = opened.safekeepers, opened.time
@@ -223,6 +226,7 @@ class WriterEngine:
             pending_writes=PendingWrites(opened.memtable),
             clock=clock,
             next_seq=opened.first_seq,
+            tracer=tracer,
         )
         self.prefetch = self._prefetch()
         self.loads = self._loads(opened, levels or LevelSettings())

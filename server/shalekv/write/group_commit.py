@@ -34,8 +34,8 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from operator import attrgetter
+from time import perf_counter_ns
 from typing import Protocol
 
 import structlog
@@ -69,8 +69,11 @@ from shalekv.protocol.transaction import DatabaseState, Transaction
 from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.watermark import Watermark
+from shalekv.telemetry.activity import CURRENT, CommitActivity
+from shalekv.telemetry.tracing import Tracer
 from shalekv.write.admission import Admission
 from shalekv.write.commit import Commit, Group, KeyedRequest, OnSettled, outcome_unknown
+from shalekv.write.log_stats import LogStats, bill_of
 from shalekv.write.pending_replies import PendingReplies
 from shalekv.write.pending_writes import PendingWrites
 from shalekv.write.wal import WriteAheadLog
@@ -191,25 +194,10 @@ class Database(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class LogStats:
-    """Counts what a log has made durable."""
-
-    objects: int = 0  # with a quorum, of which a record is durable
-    commits: int = 0  # that wrote something
-    last_wal_id: int | None = None  # the object of the last group
-
-    def count(self, group: Group) -> None:
-        """Count a group that has landed."""
-        self.objects += group.wal_id != self.last_wal_id
-        self.last_wal_id = group.wal_id
-        self.commits += len([each for each in group.commits if each.entries or each.writes])
-
-
 class GroupCommit:
     """The log of one writer: queues commits, groups them, and stores the groups in `wal`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its collaborators
         self,
         *,
         wal: WriteAheadLog,
@@ -220,8 +208,12 @@ class GroupCommit:
         pending_writes: PendingWrites,
         clock: Clock,
         next_seq: int,
+        tracer: Tracer | None = None,
     ) -> None:
-        """Begin with the slot after `watermark.wal_id` and the sequence number `next_seq`."""
+        """Begin with the slot after `watermark.wal_id` and the sequence number `next_seq`.
+
+        `tracer` records the groups; None: nobody does.
+        """
         self.wal = wal
         self._database = database
         self.admission = admission
@@ -233,9 +225,9 @@ class GroupCommit:
         self._groups: dict[int, Group] = {}  # by position: those of the window, in order
         self._wake = asyncio.Event()
         self.pending_writes = pending_writes
-        self.stats = LogStats()
+        self.stats = LogStats(tracer)
         wal.begin(next_wal_id)
-        self.pending_replies = PendingReplies(self._explain)  # the calls that wait for commits
+        self.pending_replies = PendingReplies(self._explain, self._awaited)
 
     @property
     def groups_in_flight(self) -> int:
@@ -293,6 +285,7 @@ class GroupCommit:
             self.admission.release(commit.size_bytes)
             raise_if(self._state.refusal)
             self.check_available()
+        commit.submitted_ns = perf_counter_ns()
         queue = self._queue
         before_bytes = queue.size_bytes
         queue.append(commit)
@@ -417,12 +410,14 @@ class GroupCommit:
         is_load = taken[0].load is not None
         wal_id = self.wal.take(size_bytes, is_load=is_load)
         group = Group(wal_id, taken, position=state.next_position)
+        self.stats.begin(group)
         self._groups[group.position] = group
         self._apply(GroupTaken(wal_id, group.max_seq, is_load, self._clock.monotonic_ms()))
         return group
 
     async def _upload(self, group: Group) -> None:
         """Upload one group, and apply the outcome to the log. An error of the upload stops it."""
+        CURRENT.set(group.activity)
         try:
             occupant = await self.wal.create(
                 group.wal_id,
@@ -452,6 +447,7 @@ class GroupCommit:
     def _execute(self, effect: LogEffect) -> None:
         match effect:
             case Land(slot):
+                self.stats.stored(self._groups[slot.position])
                 self._database.land(self._groups[slot.position])
                 self.watermark.landed_seq = max(self.watermark.landed_seq, slot.last_seq)
             case Advance(slot):
@@ -462,8 +458,10 @@ class GroupCommit:
                 self._requeue(self._groups[slot.position])
             case Fail(slot, error):
                 reason = error or outcome_unknown(self.wal.storage_name)
-                for commit in self._groups[slot.position].commits:
+                group = self._groups[slot.position]
+                for commit in group.commits:
                     self._fail(commit, reason)
+                self.stats.fail(group, reason.reason)
             case Refuse(error):
                 self.admission.close(error)
                 self._wake.set()
@@ -477,18 +475,22 @@ class GroupCommit:
             self.watermark.advance(self.watermark.seq, slot.wal_id)
             return
         self.watermark.advance(slot.last_seq, slot.wal_id)
-        self._database.publish(self._groups[slot.position])
+        group = self._groups[slot.position]
+        self._database.publish(group)
+        self.stats.visible(group)
 
     def _acknowledge(self, group: Group) -> None:
-        self.stats.count(group)
+        activity, charged = group.activity, self.stats.count(group)
         view_seq = group.commits[0].seq  # the first commit writes, else it was settled already
         for commit in group.commits:
             self.pending_writes.remove(commit)
             if commit.entries or commit.writes:
                 view_seq = commit.seq
             # A commit that writes nothing was decided by the commits before it alone.
-            commit.succeed(seq=view_seq, wal_id=group.wal_id)
+            bill = bill_of(group, commit) if commit is charged else None
+            commit.succeed(view_seq, group.wal_id, activity, bill)
         self.admission.release(group.size_bytes)
+        self.stats.acknowledged(group)
 
     def _requeue(self, group: Group) -> None:
         """Queue a group again, whose slot an older writer has filled with its fence.
@@ -498,6 +500,7 @@ class GroupCommit:
         its transactions are decided again.
         """
         log.warning("displaced by an older writer's fence", wal_id=group.wal_id)
+        self.stats.displace(group)
         self._queue.put_back(group.commits)
         in_flight = [self._groups[slot.position] for slot in self._state.in_flight]
         self.pending_writes.rebuild(commit for each in in_flight for commit in each.commits)
@@ -512,6 +515,11 @@ class GroupCommit:
         if trouble is None:
             return f"{self.wal.storage_name} has not answered yet"
         return trouble.text(self._clock.monotonic_ms())
+
+    def _awaited(self) -> CommitActivity | None:
+        """The oldest group in flight."""
+        in_flight = self._state.in_flight
+        return self._groups[in_flight[0].position].activity if in_flight else None
 
     def _fail(self, commit: Commit, error: ShaleError) -> None:
         """Report and settle a commit that was accepted and is lost."""

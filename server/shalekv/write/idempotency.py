@@ -60,8 +60,13 @@ class RequestInFlight:
     waiting: list[OnSettled] = field(default_factory=list)
 
     def settle(self, outcome: Receipt | ShaleError) -> None:
-        """Report the outcome to all calls that wait."""
-        for settle in self.waiting:
+        """Report the outcome to all calls that wait. Copies of the request are not charged."""
+        remember, settle, *copies = self.waiting
+        remember(outcome)
+        settle(outcome)
+        if copies and isinstance(outcome, Receipt):
+            outcome = outcome._replace(bill=None)
+        for settle in copies:
             settle(outcome)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from shalekv.concurrency import Waiter, complete, fail, new_waiter
 from shalekv.errors import OutcomeUnknown, ShaleError, WriteTimedOut
+from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity
 
 TICK_MS = 10
 
@@ -29,12 +30,14 @@ class PendingReply(Generic[MessageT]):
     cancel it, which affects neither other calls nor the commit.
     """
 
-    __slots__ = ("_callback", "_more", "outcome", "parse")
+    __slots__ = ("_callback", "_more", "activity", "outcome", "parse")
 
     def __init__(self, parse: Callable[[bytes], MessageT]) -> None:
         """Begin without an outcome; `parse` makes the message of a serialized reply."""
         self.parse = parse
         self.outcome: bytes | BaseException | None = None  # once it is there: reply or error
+        # The group of commits that it has waited for, once it is done; None: there was none.
+        self.activity: CommitActivity | None = None
         self._callback: Callable[[Any], object] | None = None
         self._more: tuple[Callable[[Any], object], ...] = ()  # further callbacks
 
@@ -117,6 +120,9 @@ class PendingReply(Generic[MessageT]):
             self.cancel()
             raise
         finally:
+            call = CURRENT.get()
+            if self.activity is not None and isinstance(call, CallActivity):
+                call.commit = self.activity
             del self, waiter  # an error would hold this frame
 
 
@@ -130,9 +136,15 @@ Waiting: TypeAlias = asyncio.Future[Any] | PendingReply[Any]
 class PendingReplies:
     """The calls that wait for commits of one log."""
 
-    def __init__(self, explain: Callable[[], str]) -> None:
-        """Begin without calls. `explain` says why commits are not settled, for error messages."""
+    def __init__(
+        self, explain: Callable[[], str], awaited: Callable[[], CommitActivity | None]
+    ) -> None:
+        """Begin without calls. `explain` says why commits are not settled, for error messages.
+
+        `awaited` is the group that keeps calls waiting.
+        """
         self._explain = explain
+        self._awaited = awaited
         # Future -> the tick of its deadline, if it has one. Nearly all calls are answered long
         # before, so the calls of one tick share a timer.
         self._waiting: dict[Waiting, int | None] = {}
@@ -175,7 +187,7 @@ class PendingReplies:
         """Fail all waiting calls with `OutcomeUnknown`: their writes may be applied or not."""
         for future in list(self._waiting):
             if self.end(future):
-                fail(future, still_unknown())
+                self._give_up(future, still_unknown())
 
     def _expire(self, tick: int) -> None:
         late = [future for future in self._due.pop(tick) if self.end(future)]
@@ -186,7 +198,12 @@ class PendingReplies:
             "be applied or not, now or later. Read the key to find out, or write it again"
         )
         for future in late:
-            fail(future, WriteTimedOut(message))
+            self._give_up(future, WriteTimedOut(message))
+
+    def _give_up(self, future: Waiting, error: ShaleError) -> None:
+        if isinstance(future, PendingReply):
+            future.activity = self._awaited()
+        fail(future, error)
 
 
 def still_unknown() -> OutcomeUnknown:

@@ -33,6 +33,7 @@ from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
 from shalekv.v1 import kv_pb2
 from shalekv.wording import Trouble
 from shalekv.write.commit import WalContents
+from shalekv.write.log_stats import note_encoded
 
 # A block is decoded as a whole and holds hundreds of entries, so that its frame costs nothing.
 WAL_BLOCK_BYTES = 64 * KIB
@@ -259,6 +260,7 @@ class ObjectStoreWal:
         else:
             run = self._store.runtime.workers.run
             data = await run(encode_wal, properties, contents, self._block_bytes, self._codec)
+        note_encoded()
         outcome = await self._store.claim(
             name, data, self._metadata, is_patient=any(contents), uploads=self._uploads
         )

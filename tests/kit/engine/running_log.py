@@ -92,9 +92,19 @@ class Settlement:
         self._settled.set()
 
     async def outcome(self) -> Outcome:
+        """The outcome, without what is only told to operators."""
         await self._settled.wait()
-        assert len(self.outcomes) == 1
-        return self.outcomes[0]
+        (outcome,) = self.outcomes
+        if isinstance(outcome, Receipt):
+            return outcome._replace(activity=None, bill=None)
+        return outcome
+
+    async def told(self) -> Receipt:
+        """The whole receipt."""
+        await self.receipt()
+        (outcome,) = self.outcomes
+        assert isinstance(outcome, Receipt)
+        return outcome
 
     async def receipt(self) -> Receipt:
         outcome = await self.outcome()

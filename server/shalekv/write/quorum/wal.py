@@ -53,6 +53,7 @@ from shalekv.store.reachability import UNREACHABLE_AFTER_MS
 from shalekv.v1 import kv_pb2
 from shalekv.wording import Trouble
 from shalekv.write.commit import WalContents
+from shalekv.write.log_stats import note_encoded
 from shalekv.write.quorum.ledger import Ledger
 from shalekv.write.quorum.log import RETRY_AFTER_MS, MembershipFollower, QuorumLog, nobody_waits
 from shalekv.write.wal import QuorumReport, encode_wal, is_small
@@ -383,6 +384,7 @@ class QuorumWal:
         ticket = self._tickets.pop(position)
         try:
             data = await self._encode(wal_id, contents, time_max_ms)
+            note_encoded()
             self._objects.correct(wal_id, len(data) - ticket.size_bytes)
             await ticket.turn
             await self._limit.wait()
