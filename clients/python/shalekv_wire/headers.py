@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 from shalekv_wire.fields import ENTRY_OVERHEAD_BYTES, FieldDecoder, Fields
 from shalekv_wire.frames import DEFAULT_TABLE_BYTES
 from shalekv_wire.status import Metadata, StatusCode
+from shalekv_wire.trace_context import REQUEST_ID, TRACEPARENT, UNNAMED, CallNames, call_names
 
 HeadT = TypeVar("HeadT")
 
@@ -56,10 +57,11 @@ _RESERVED = frozenset(
     [b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"]
 )
 _REQUEST_PSEUDO = frozenset([b":method", b":scheme", b":path", b":authority"])
-# Headers of requests without their timeouts, of all connections.
+# Headers of requests without their timeouts, of all connections. Each that names its call is new.
 _HEADS_MAX = 1_024
 _HEAD_BYTES_MAX = 4 * 1_024  # longer ones are not kept; those with web tokens are
 _heads: dict[tuple[tuple[bytes, bytes], ...], RequestHead] = {}
+_REQUEST_ID, _TRACEPARENT = REQUEST_ID.encode(), TRACEPARENT.encode()
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
@@ -87,9 +89,8 @@ class RequestHead:
         HTTP_OK  # other: the request is none of gRPC, and is answered with this status
     )
     problem: str = ""  # with a field; empty: none
-    # Of the metadata; empty: there is none.
-    authorization: str = ""
-    request_id: str = ""  # x-request-id
+    authorization: str = ""  # of the metadata; empty: there is none
+    names: CallNames = UNNAMED
 
     @property
     def is_plain(self) -> bool:
@@ -339,7 +340,7 @@ def request_head(fields: Fields) -> RequestHead:
     head = _heads.get(key)
     if head is None:
         head = _request_head(others)
-        if head.size_bytes <= _HEAD_BYTES_MAX:
+        if head.size_bytes <= _HEAD_BYTES_MAX and head.names is UNNAMED:
             if len(_heads) >= _HEADS_MAX:
                 _heads.clear()
             _heads[key] = head
@@ -365,7 +366,7 @@ def _with_timeout(head: RequestHead, timeout: bytes) -> RequestHead:
         head.http_status,
         problem,
         head.authorization,
-        head.request_id,
+        head.names,
     )
 
 
@@ -389,8 +390,15 @@ def _request_head(fields: Fields) -> RequestHead:
         http_status=http_status,
         problem=problem,
         authorization=named.get(b"authorization", b"").decode("latin-1"),
-        request_id=named.get(b"x-request-id", b"").decode("latin-1"),
+        names=_names(named),
     )
+
+
+def _names(named: dict[bytes, bytes]) -> CallNames:
+    request_id, traceparent = named.get(_REQUEST_ID), named.get(_TRACEPARENT)
+    if request_id is None and traceparent is None:
+        return UNNAMED
+    return call_names((request_id or b"").decode("latin-1"), (traceparent or b"").decode("latin-1"))
 
 
 def _metadata_or_problem(regular: Fields) -> tuple[Metadata, str]:

@@ -24,6 +24,7 @@ from shalekv_wire.headers import (
 )
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
 from shalekv_wire.stream import MESSAGE_OVERHEAD_BYTES, TASK_COST, Owner, Stream, wake
+from shalekv_wire.trace_context import UNNAMED, CallNames
 
 UnaryHandler: TypeAlias = Callable[["ServerCall", bytes], None]
 StreamHandler: TypeAlias = "Callable[[StreamCall], Coroutine[Any, Any, None]]"
@@ -130,6 +131,8 @@ class ServerCall(Stream):
         # deadline has passed.
         self.on_cancel: Callable[[], None] | None = None
         self.header_fields = self.trailer_fields = b""  # encoded metadata
+        if head.names is not UNNAMED:
+            self.header_fields = metadata_fields(head.names.echo())
         self.has_header = False  # the header of the response was sent
         self.is_admitted = True  # the caller may have the call, as far as is known
         self.is_compressed = False  # replies are compressed by gzip
@@ -176,12 +179,12 @@ class ServerCall(Stream):
         return self.head.authorization
 
     @property
-    def request_id(self) -> str:
-        """The metadata `x-request-id`, by which the client names the call; empty: there is none."""
-        return self.head.request_id
+    def names(self) -> CallNames:
+        """What the client has named the call; replies and errors have it in their metadata."""
+        return self.head.names
 
     def set_header(self, metadata: Metadata) -> None:
-        """Send `metadata` before the first reply. REQUIRES: nothing was sent."""
+        """Send `metadata`, and nothing else, before the first reply. REQUIRES: nothing was sent."""
         self.header_fields = metadata_fields(metadata)
 
     def set_trailers(self, metadata: Metadata) -> None:

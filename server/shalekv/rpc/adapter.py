@@ -12,13 +12,16 @@ or its connection ends. So a stream whose client reads nothing is ended by a res
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import structlog
 from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
+from structlog.contextvars import bind_contextvars
 
 from shalekv.errors import (
     InvalidRequest,
@@ -29,24 +32,34 @@ from shalekv.errors import (
     raise_if,
 )
 from shalekv.read.memory_budget import MemoryBudget
-from shalekv.rpc.call_counts import CallCounts, MethodCount, TimedCall
-from shalekv.rpc.calls import ServerCall, StreamCall, Streaming, Unary
+from shalekv.rpc.call_counts import (
+    NS_PER_US,
+    CallCounts,
+    MethodCount,
+    TimedCall,
+    code_of,
+    method_of,
+)
+from shalekv.rpc.call_telemetry import CallTelemetry, NotedCall, NotedStream, Recorders
+from shalekv.rpc.calls import ServerCall, StreamCall, Streaming, Unary, named
 from shalekv.rpc.guarding import Guarding
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
+from shalekv.rpc.waiting_call import InProgress, WaitingCall, serialized
 from shalekv.runtime import Runtime
+from shalekv.server.access.audit import first_key
 from shalekv.server.access.guard import Guard, Permit
 from shalekv.server.service import Answer, Call, DuplexStream, KvService, WatchService
 from shalekv.server.whole_status import add_calls, add_refusals
 from shalekv.settings import LimitSettings
+from shalekv.telemetry.slow_calls import SlowCalls
 from shalekv.v1 import kv_pb2
 from shalekv.v1.admin_pb2 import StatusReply
-from shalekv.write.pending_replies import PendingReply
 from shalekv_wire.status import CallFailed, StatusCode
+from shalekv_wire.trace_context import UNNAMED
 
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message | bytes)
-_Pending: TypeAlias = asyncio.Future[Any] | PendingReply[Any]
 SessionRequest = kv_pb2.SessionRequest
 WatchRequest = kv_pb2.WatchRequest
 
@@ -71,14 +84,6 @@ def forget_frames(error: BaseException) -> None:
         errors += [other for other in chained if other is not None and other not in errors]
 
 
-class _InProgress(Protocol):
-    """A call that has begun and not ended."""
-
-    def cut_off(self, error: ShaleError) -> None:
-        """End the call with `error`, unless it comes to another end first."""
-        ...
-
-
 class Adapter:
     """Makes methods from services, limits the calls in progress, and refuses calls."""
 
@@ -91,26 +96,38 @@ class Adapter:
         session_budget: MemoryBudget | None = None,
         guard: Guard | None = None,
         checked_as: Message | None = None,
+        recorders: Recorders | None = None,
     ) -> None:
         """At most `calls_max` calls are in progress; more are refused with `Overloaded`.
 
         All sessions share `session_budget`. Without a `guard` every call is allowed; it is asked
-        about `checked_as` in place of the requests, if that is given.
+        about `checked_as` in place of the requests, if that is given. Without `recorders` calls are
+        counted, and no more.
         """
         limits = limits or LimitSettings()
         self._session_budget = session_budget or MemoryBudget(limits.sessions_bytes_max)
         self._stalled_ms = limits.result_stalled_ms
         self._runtime = runtime
-        self.counts = CallCounts()
+        self.telemetry = CallTelemetry(recorders or Recorders(SlowCalls(0, runtime.clock)))
         self._calls_max = calls_max
         self._refusal: ShaleError | None = None
         self._streams: set[DuplexStream] = set()
         self._cleanups: set[asyncio.Task[None]] = set()  # that run on when their call has ended
-        self._in_progress: set[_InProgress] = set()
+        self._in_progress: set[InProgress] = set()
         self._idle_delays = 0  # calls in progress for which `idle` waits
         self._idle = asyncio.Event()
         self._idle.set()
         self._guarding = Guarding(guard, runtime.clock, checked_as)
+
+    @property
+    def counts(self) -> CallCounts:
+        """The counts of calls and refusals."""
+        return self.telemetry.counts
+
+    @property
+    def in_progress_count(self) -> int:
+        """The calls that have begun and not ended."""
+        return len(self._in_progress)
 
     def fill(self, status: StatusReply) -> None:
         """Add the counts of calls, and of those that the guard has refused, to a status."""
@@ -163,7 +180,9 @@ class Adapter:
         request_type: type[RequestT],
     ) -> Unary:
         """Return a method with one request and one reply."""
-        count, now_ns = self.counts.of_request(request_type), self.counts.now_ns
+        telemetry = self.telemetry
+        count, now_ns = telemetry.counts.of_request(request_type), telemetry.now_ns
+        add_us, slow_ns, tracer = count.durations_us.add, telemetry.slow_ns, telemetry.tracer
         in_progress, calls_max = self._in_progress, self._calls_max
         guarding, guard = self._guarding, self._guarding.guard
 
@@ -177,29 +196,68 @@ class Adapter:
                     request = request_type.FromString(data)
                 except DecodeError:
                     request = _parsed(request_type, data)  # raises what the client gets
+                if tracer is not None and tracer.samples(call.names.parent):
+                    self._answer_traced(call, count, answer, request, context, began_ns, len(data))
+                    return
                 if type(context) is Call and (guard is None or guard.is_open):
                     reply = answer(request, context)
                 else:
                     reply = guarding.answer(call, answer, request, context, len(data))
                 if type(reply) is bytes:
                     call.reply(reply)
-                    count.add(now_ns() - began_ns, has_failed=False)
                 elif isinstance(reply, (bytes, Message)):
-                    call.reply(_serialized(reply))
-                    count.add(now_ns() - began_ns, has_failed=False)
+                    call.reply(serialized(reply))
                 else:
-                    _WaitingCall(self, call, count, began_ns).wait_for(reply)
+                    WaitingCall(self, call, count, began_ns, context).wait_for(reply, request)
+                    return
+                ended_ns = now_ns()
+                add_us((ended_ns - began_ns) // NS_PER_US)
+                if ended_ns - began_ns > slow_ns:
+                    noted = NotedCall.of(count.method, began_ns, call, context)
+                    noted.key = first_key(request)
+                    telemetry.end(noted, ended_ns, StatusCode.OK)
             except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
-                count.add(now_ns() - began_ns, has_failed=True)
+                count.fail(now_ns() - began_ns, code_of(error))
                 self.fail(call, error)
 
-        def check(call: ServerCall) -> None:
-            try:
-                guarding.check(call, request_type(), lambda error: self.fail(call, error))
-            except ShaleError as error:
-                self.fail(call, error)
+        return Unary(handle, None if guard is None else partial(self._check, request_type))
 
-        return Unary(handle, None if guard is None else check)
+    def _check(self, request_type: type[Message], call: ServerCall) -> None:
+        """Refuse a call whose request is still to come, if its caller may send none."""
+        try:
+            self._guarding.check(call, request_type(), lambda error: self.fail(call, error))
+        except ShaleError as error:
+            self.fail(call, error)
+
+    def _answer_traced(
+        self,
+        call: ServerCall,
+        count: MethodCount,
+        answer: Callable[[RequestT, Call], Answer[ReplyT]],
+        request: RequestT,
+        context: Call | Awaitable[Call],
+        began_ns: int,
+        size_bytes: int,
+    ) -> None:
+        """Answer a call that is traced from its beginning."""
+        telemetry, noted = self.telemetry, NotedCall.of(count.method, began_ns, call, context)
+        telemetry.begin_traced(noted, request, call)
+        context = noted.call if isinstance(context, Call) else _traced_later(noted, context)
+        try:
+            work = partial(self._guarding.answer, call, answer, request, context, size_bytes)
+            reply = noted.enter().run(work)
+            if isinstance(reply, (bytes, Message)):
+                call.reply(serialized(reply))
+                ended_ns = telemetry.now_ns()
+                count.add(ended_ns - began_ns)
+                telemetry.end(noted, ended_ns, StatusCode.OK)
+            else:
+                WaitingCall(self, call, count, began_ns, context, noted).wait_for(reply, request)
+        except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
+            ended_ns, code = telemetry.now_ns(), code_of(error)
+            count.fail(ended_ns - began_ns, code)
+            telemetry.end(noted, ended_ns, code)
+            self.fail(call, error, noted.call)
 
     def unary_stream(
         self,
@@ -207,6 +265,7 @@ class Adapter:
         request_type: type[RequestT],
     ) -> Streaming:
         """Return a method with one request and a stream of replies."""
+        method = method_of(request_type)
 
         async def serve(call: StreamCall, context: Call) -> None:
             data = await call.read()
@@ -215,11 +274,13 @@ class Adapter:
             request = _parsed(request_type, data)
             assert context.end is not None
             permitted = self._guarding.permitted(call, context, request, len(data), context.end)
-            with permitted as permit:
-                replies = answer(request, context)
+            with permitted as permit, self._noted_stream(call, method, context, request) as noted:
+                replies = answer(request, noted.noted.call)
                 try:
                     async for reply in replies:
-                        await self._write(call, _serialized(reply), permit)
+                        noted.pause()
+                        await self._write(call, serialized(reply), permit)
+                        noted.go_on()
                 finally:
                     await _close(replies)
 
@@ -235,7 +296,7 @@ class Adapter:
                 context,
                 budget=self._session_budget,
                 describe=self._operation_error,
-                counts=self.counts,
+                telemetry=self.telemetry,
                 now_ms=self._runtime.clock.monotonic_ms,
                 guard=self._guarding.guard,
             )
@@ -301,8 +362,10 @@ class Adapter:
 
         async def handle(call: StreamCall) -> None:
             running = _RunningStream(call.peer)
+            if call.names is not UNNAMED:  # in this task, and in those of its operations
+                bind_contextvars(**named(call.names.request_id, call.names.trace_id))
             try:
-                with TimedCall(count, self.counts.now_ns):
+                with TimedCall(count, self.counts.now_ns, call.deadline_s):
                     context = await self._admit_stream(call, running)
                     with self._running(running, delays_idle=delays_idle):
                         await serve(call, context)
@@ -358,7 +421,7 @@ class Adapter:
                 reader = tasks.create_task(_read(stream, requests, tasks))
                 try:
                     async for reply in stream.replies():
-                        await self._write(call, _serialized(reply), permit)
+                        await self._write(call, serialized(reply), permit)
                 except (ShaleError, CallFailed) as error:  # the group would wrap it
                     ended_by = error
                 finally:
@@ -376,7 +439,7 @@ class Adapter:
         task.add_done_callback(self._cleanups.discard)
         await asyncio.shield(task)
 
-    def begin(self, running: _InProgress, *, delays_idle: bool = True) -> None:
+    def begin(self, running: InProgress, *, delays_idle: bool = True) -> None:
         """Note that a call is in progress."""
         self._in_progress.add(running)
         if delays_idle:
@@ -384,12 +447,32 @@ class Adapter:
                 self._idle.clear()
             self._idle_delays += 1
 
-    def ended(self, running: _InProgress, *, delays_idle: bool = True) -> None:
+    def ended(self, running: InProgress, *, delays_idle: bool = True) -> None:
         """Note that the call of `begin` is not in progress any more."""
         self._in_progress.discard(running)
         self._idle_delays -= delays_idle
         if not self._idle_delays:
             self._idle.set()
+
+    @contextmanager
+    def _noted_stream(
+        self, call: StreamCall, method: str, context: Call, request: Message
+    ) -> Iterator[NotedStream]:
+        """Note a stream of replies while entered, in the task of its call."""
+        telemetry, code = self.telemetry, StatusCode.OK
+        noted = NotedCall(method, telemetry.now_ns(), context)
+        if telemetry.tracer is not None and telemetry.tracer.samples(call.names.parent):
+            telemetry.begin_traced(noted, request, call)
+        noted.key = first_key(request)
+        noted.begin_here()
+        stream = NotedStream(noted, telemetry.now_ns)
+        try:
+            yield stream
+        except BaseException as error:
+            code = code_of(error, call.deadline_s)
+            raise
+        finally:
+            telemetry.end_stream(stream, code)
 
     @contextmanager
     def _running(self, stream: _RunningStream, *, delays_idle: bool) -> Iterator[None]:
@@ -418,98 +501,51 @@ class Adapter:
             await _take_first(call)
             raise
 
-    def fail(self, call: ServerCall, error: BaseException) -> None:
-        """End a call with the status of `error`; drops the tracebacks of the error."""
+    def fail(self, call: ServerCall, error: BaseException, context: Call | None = None) -> None:
+        """End a call with the status of `error`; drops the tracebacks of the error.
+
+        Log lines have the names of the call, or of its `context`, which knows of a trace of ours.
+        """
         if isinstance(error, CallFailed):  # it is over, or the error says how it has to end
             forget_frames(error)
             call.end(error.code, error.message)
             return
-        status = self._status_of(error, "a call")
+        names = call.names if context is None else context
+        status = self._status_of(error, "a call", named(names.request_id, names.trace_id))
         call.end(StatusCode(status.code), status.message, status.SerializeToString())
 
-    def _operation_error(self, error: BaseException) -> kv_pb2.OperationError:
+    def _operation_error(
+        self, error: BaseException, call: Call | None = None
+    ) -> kv_pb2.OperationError:
         """Convert the error of an operation of a session or watch; drops its tracebacks."""
-        return operation_error(self._status_of(error, "an operation"))
+        names = {} if call is None else named(call.request_id, call.trace_id)
+        return operation_error(self._status_of(error, "an operation", names))
 
-    def _status_of(self, error: BaseException, what: str) -> status_pb2.Status:
+    def _status_of(
+        self, error: BaseException, what: str, names: Mapping[str, str]
+    ) -> status_pb2.Status:
         if isinstance(error, ShaleError):
-            status = status_of(error, error_id=self._logged_id(error))
+            self.counts.refusals[error.reason] += 1
+            status = status_of(error, error_id=self._logged_id(error, names))
         else:
             error_id = self._error_id()
-            _log.error(f"unexpected error in {what}", error_id=error_id, exc_info=error)
+            told = f"unexpected error in {what}"
+            _log.error(told, error_id=error_id, exc_info=error, **names)
             status = status_of_bug(error_id)
         forget_frames(error)
         return status
 
-    def _logged_id(self, error: ShaleError) -> str:
+    def _logged_id(self, error: ShaleError, names: Mapping[str, str]) -> str:
         """Log `error` if its row in `rpc.status` says so; returns the id of the line, or ""."""
         if not row_of(type(error)).log:
             return ""
         error_id = self._error_id()
-        _log.error("call failed", error_id=error_id, reason=error.reason, problem=str(error))
+        told = {"error_id": error_id, "reason": error.reason, "problem": str(error)}
+        _log.error("call failed", **told, **names)
         return error_id
 
     def _error_id(self) -> str:
         return f"{self._runtime.random.getrandbits(48):012x}"
-
-
-class _WaitingCall:
-    """A call with one reply that waits for it."""
-
-    __slots__ = ("_adapter", "_began_ns", "_call", "_count", "_ended_by", "_future", "_is_left")
-
-    def __init__(
-        self, adapter: Adapter, call: ServerCall, count: MethodCount, began_ns: int
-    ) -> None:
-        self._adapter = adapter
-        self._call = call
-        self._count = count
-        self._began_ns = began_ns
-        self._is_left = False  # by its client
-        self._ended_by: ShaleError | None = None  # given to `cut_off`
-        self._future: _Pending
-
-    def wait_for(self, answer: Awaitable[Message | bytes]) -> None:
-        """Reply when the answer is there, or end the call with its error."""
-        if isinstance(answer, (PendingReply, asyncio.Future)):
-            self._future = answer
-        else:
-            self._future = asyncio.ensure_future(answer)
-        self._adapter.begin(self)
-        self._call.on_cancel = self._leave
-        self._future.add_done_callback(self._done)
-
-    def cut_off(self, error: ShaleError) -> None:
-        """Implement `_InProgress`."""
-        self._ended_by = error
-        self._future.cancel()
-
-    def _leave(self) -> None:
-        self._is_left = True
-        self._future.cancel()
-
-    def _done(self, future: _Pending) -> None:
-        call, adapter = self._call, self._adapter
-        call.on_cancel = None
-        adapter.ended(self)
-        outcome = future.outcome if isinstance(future, PendingReply) else None
-        error: BaseException | None = None
-        try:
-            if type(outcome) is bytes:
-                call.reply(outcome)
-            elif (error := self._error_of(future)) is None:
-                call.reply(_serialized(future.result()))
-        except Exception as bug:  # noqa: BLE001 - as that of any call
-            error = bug
-        duration_ns = adapter.counts.now_ns() - self._began_ns
-        self._count.add(duration_ns, has_failed=error is not None)
-        if error is not None and not (self._is_left and future.cancelled()):
-            adapter.fail(call, error)
-
-    def _error_of(self, future: _Pending) -> BaseException | None:
-        if future.cancelled():  # by somebody else if by neither of the two: a bug
-            return self._ended_by or asyncio.CancelledError()
-        return future.exception()
 
 
 class _RunningStream:
@@ -531,7 +567,7 @@ class _RunningStream:
         return self.ended_by is None and self._task.cancelling() > 0
 
     def cut_off(self, error: ShaleError) -> None:
-        """Implement `_InProgress`."""
+        """Implement `InProgress`."""
         self.ended_by = error
         self._task.cancel()
 
@@ -554,6 +590,10 @@ def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:
     except DecodeError:
         name = request_type.DESCRIPTOR.full_name
         raise InvalidRequest("request", f"the bytes are not a {name}") from None
+
+
+async def _traced_later(noted: NotedCall, context: Awaitable[Call]) -> Call:
+    return replace(await context, activity=noted.activity)
 
 
 async def _read(
@@ -580,10 +620,6 @@ async def _requests(request_type: type[RequestT], call: StreamCall) -> AsyncIter
             yield _parsed(request_type, data)
     except CallFailed:  # the client has gone, and whoever reads is being cancelled
         raise asyncio.CancelledError from None
-
-
-def _serialized(reply: Message | bytes) -> bytes:
-    return reply if isinstance(reply, bytes) else reply.SerializeToString()
 
 
 async def _close(replies: AsyncIterator[Any]) -> None:

@@ -1,6 +1,6 @@
-"""Statistics of calls by method: count, failures, and a histogram of durations.
+"""Statistics of calls by method: their codes, and a histogram of durations; and of refusals.
 
-Counting costs two readings of the clock and four additions a call, so it is always on. A call is
+Counting costs two readings of the clock and three additions a call, so it is always on. A call is
 counted when it ends; the duration of a stream is its whole life. Calls that are refused before they
 begin (too many at once, shutting down) count as failures. So does a call with one reply that its
 client has given up, for example when its deadline passed. A stream that its client gives up does
@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TypeAlias
 
 from google.protobuf.message import Message
 
+from shalekv.errors import ShaleError
+from shalekv.rpc.status import row_of
+from shalekv.telemetry.histogram import Histogram
 from shalekv.v1 import admin_pb2
+from shalekv_wire.status import CallFailed, StatusCode
 
-# Bucket n counts durations of 2**n us and more; the last one, from 36 minutes, has no upper bound.
-BUCKET_COUNT = 32
-
-_NS_PER_US = 1_000
+NS_PER_US = 1_000
 
 NowNs: TypeAlias = Callable[[], int]
 
@@ -31,46 +33,53 @@ NowNs: TypeAlias = Callable[[], int]
 class MethodCount:
     """The calls of one method, since the server began."""
 
-    __slots__ = ("calls", "failures", "histogram", "method", "total_us")
+    __slots__ = ("_codes", "durations_us", "failures", "method")
 
     def __init__(self, method: str) -> None:
         """`method` is its name, such as ``KV.Get``."""
         self.method = method
-        self.calls = 0
+        self.durations_us = Histogram()  # of all calls
         self.failures = 0
-        self.total_us = 0
-        self.histogram = [0] * BUCKET_COUNT
+        self._codes: Counter[str] = Counter()  # of calls that did not end with OK
 
-    def add(self, duration_ns: int, *, has_failed: bool) -> None:
-        """Count a call that has ended."""
-        duration_us = duration_ns // _NS_PER_US
-        self.calls += 1
-        self.failures += has_failed
-        self.total_us += duration_us
-        bucket = duration_us.bit_length() - 1
-        self.histogram[0 if bucket < 0 else min(bucket, BUCKET_COUNT - 1)] += 1
+    def add(self, duration_ns: int) -> None:
+        """Count a call that has ended with OK."""
+        self.durations_us.add(duration_ns // NS_PER_US)
+
+    def fail(self, duration_ns: int, code: StatusCode, *, is_failure: bool = True) -> None:
+        """Count a call that has ended with another code."""
+        self.durations_us.add(duration_ns // NS_PER_US)
+        self.failures += is_failure
+        self._codes[code.name] += 1
+
+    def codes(self) -> dict[str, int]:
+        """Return the number of calls by the name of their code."""
+        ok_count = self.durations_us.count - self._codes.total()
+        return {StatusCode.OK.name: ok_count, **self._codes} if ok_count else dict(self._codes)
 
     def status(self) -> admin_pb2.CallStatus:
         """Convert to a message; empty buckets at the end of the histogram are left out."""
-        used = max((number for number, calls in enumerate(self.histogram) if calls), default=-1)
+        buckets = self.durations_us.buckets
+        used = max((number for number, calls in enumerate(buckets) if calls), default=-1)
         return admin_pb2.CallStatus(
             method=self.method,
-            calls=self.calls,
+            calls=self.durations_us.count,
             failures=self.failures,
-            total_us=self.total_us,
-            histogram_us=self.histogram[: used + 1],
+            total_us=self.durations_us.total,
+            histogram_us=buckets[: used + 1],
         )
 
 
 class TimedCall:
     """Context manager that counts the stream served inside it, however it ends."""
 
-    __slots__ = ("_began_ns", "_count", "_now_ns")
+    __slots__ = ("_began_ns", "_count", "_deadline_s", "_now_ns")
 
-    def __init__(self, count: MethodCount, now_ns: NowNs) -> None:
+    def __init__(self, count: MethodCount, now_ns: NowNs, deadline_s: float | None) -> None:
         """Begin the call now."""
         self._count = count
         self._now_ns = now_ns
+        self._deadline_s = deadline_s
         self._began_ns = now_ns()
 
     def __enter__(self) -> None:
@@ -83,17 +92,29 @@ class TimedCall:
         trace: TracebackType | None,
     ) -> None:
         """Count the call."""
-        has_failed = kind is not None and not issubclass(kind, asyncio.CancelledError)
-        self._count.add(self._now_ns() - self._began_ns, has_failed=has_failed)
+        duration_ns = self._now_ns() - self._began_ns
+        if error is None:
+            self._count.add(duration_ns)
+            return
+        is_failure = not isinstance(error, asyncio.CancelledError)
+        self._count.fail(duration_ns, code_of(error, self._deadline_s), is_failure=is_failure)
 
 
 class CallCounts:
-    """The counts of all methods of a server."""
+    """The counts of all methods of a server, and of refusals."""
 
     def __init__(self, now_ns: NowNs = time.perf_counter_ns) -> None:
         """Begin without counts."""
         self.now_ns = now_ns
+        # Of calls and operations, by the reason of their error: one of `shalekv.errors`.
+        self.refusals: Counter[str] = Counter()
         self._counts: dict[str, MethodCount] = {}
+
+    def __iter__(self) -> Iterator[MethodCount]:
+        """Yield the counts of the methods that were called, by name."""
+        for _, count in sorted(self._counts.items()):
+            if count.durations_us.count:
+                yield count
 
     def of(self, method: str) -> MethodCount:
         """Return the count of the method with this name."""
@@ -104,10 +125,23 @@ class CallCounts:
         return self.of(method_of(request_type))
 
     def statuses(self) -> Iterator[admin_pb2.CallStatus]:
-        """Yield the counts of the methods that were called, by name."""
-        for _, count in sorted(self._counts.items()):
-            if count.calls:
-                yield count.status()
+        """Yield the counts of the methods that were called, by name, as messages."""
+        return (count.status() for count in self)
+
+
+def code_of(error: BaseException, deadline_s: float | None = None) -> StatusCode:
+    """Return the code of a call that has ended with `error`, and had this deadline.
+
+    A call that was cancelled by then has ended because of the deadline.
+    """
+    if isinstance(error, ShaleError):
+        return row_of(type(error)).code
+    if isinstance(error, CallFailed):
+        return error.code
+    if isinstance(error, asyncio.CancelledError):
+        is_late = deadline_s is not None and time.monotonic() >= deadline_s
+        return StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.CANCELLED
+    return StatusCode.INTERNAL
 
 
 def method_of(request_type: type[Message]) -> str:

@@ -7,7 +7,7 @@ passes the call to it, and sends what the method tells the call to send.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
@@ -15,6 +15,7 @@ import structlog
 
 from shalekv_wire.server import Streaming, Unary
 from shalekv_wire.status import StatusCode
+from shalekv_wire.trace_context import TRACE_ID, CallNames
 
 __all__ = ["Find", "Method", "ServerCall", "StreamCall", "Streaming", "Unary", "logged"]
 
@@ -55,8 +56,12 @@ class ServerCall(Protocol):
         ...
 
     @property
-    def request_id(self) -> str:
-        """The metadata `x-request-id`; empty: there is none."""
+    def names(self) -> CallNames:
+        """What the client has named the call. Its replies, and its status, tell them."""
+        ...
+
+    def set_header(self, metadata: Sequence[tuple[str, str]]) -> None:
+        """Send this metadata before the first reply, in place of the names of the call."""
         ...
 
     def reply(self, message: bytes) -> None:
@@ -115,6 +120,12 @@ def logged(path: str, method: Method) -> Method:
     return replace(method, handler=handle_stream)
 
 
+def named(request_id: str, trace_id: str) -> dict[str, str]:
+    """Return the names of a call for its log lines: those that it has."""
+    names = (("request_id", request_id), ("trace_id", trace_id))
+    return {key: value for key, value in names if value}
+
+
 class _LoggedCall:
     """A call that logs its end; else it does what the call of the transport does."""
 
@@ -123,10 +134,11 @@ class _LoggedCall:
         self.deadline_s = call.deadline_s
         self.certificate = call.certificate
         self.authorization = call.authorization
-        self.request_id = call.request_id
+        self.names = call.names
         self.on_cancel: Callable[[], None] | None = None
         self._path = path
         self._call = call
+        self._trace_id = call.names.trace_id
         self._began_s: float | None = time.monotonic()  # None: its end was logged
 
     @property
@@ -136,6 +148,10 @@ class _LoggedCall:
     @is_admitted.setter
     def is_admitted(self, value: bool) -> None:
         self._call.is_admitted = value
+
+    def set_header(self, metadata: Sequence[tuple[str, str]]) -> None:
+        self._call.set_header(metadata)
+        self._trace_id = dict(metadata).get(TRACE_ID, "")
 
     def reply(self, message: bytes) -> None:
         self._call.reply(message)
@@ -162,8 +178,14 @@ class _LoggedCall:
         if self._began_s is not None:
             duration_ms = round((time.monotonic() - self._began_s) * 1_000, 3)
             self._began_s = None
+            told = named(self.names.request_id, self._trace_id)
             _log.debug(
-                "call", method=self._path, peer=self.peer, code=code.name, duration_ms=duration_ms
+                "call",
+                method=self._path,
+                peer=self.peer,
+                code=code.name,
+                duration_ms=duration_ms,
+                **told,
             )
 
 

@@ -35,6 +35,7 @@ from shalekv.settings import UNIX, EndpointSettings
 from shalekv_wire.connection import PING_INTERVAL_S
 from shalekv_wire.status import DETAILS_KEY, CallFailed, StatusCode
 from shalekv_wire.tls import TlsContexts
+from shalekv_wire.trace_context import REQUEST_ID, TRACEPARENT, call_names
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -74,6 +75,11 @@ class GrpcioServer:
             interceptors=[_DebugRefusal(is_enforcing)] if settings.debug_services else [],
         )
         self.listen = self._bind(settings.listen)
+
+    @property
+    def connection_count(self) -> int | None:
+        """None: grpc.aio does not tell."""
+        return None
 
     @property
     def services(self) -> Sequence[str]:
@@ -201,7 +207,7 @@ class _Status(NamedTuple):
 
     code: grpc.StatusCode
     details: str
-    trailing_metadata: tuple[tuple[str, bytes], ...]
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
 
 
 class _GrpcioCall:
@@ -212,6 +218,11 @@ class _GrpcioCall:
         self.is_admitted = True  # nobody asks: grpc closes no connection for another one
         self.peer: str = context.peer()
         self._context = context
+        # The last value of a key counts, as in our own transport.
+        metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        self.authorization = metadata.get("authorization", "")
+        self.names = call_names(metadata.get(REQUEST_ID, ""), metadata.get(TRACEPARENT, ""))
+        self._header: Sequence[tuple[str, str]] = self.names.echo()  # to be sent
         self._status: _Status | None = None  # None: not ended, or with OK
         self._reply: bytes | None = None
         self._is_over = False
@@ -233,22 +244,9 @@ class _GrpcioCall:
             return ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))
         return b""
 
-    @property
-    def authorization(self) -> str:
+    def set_header(self, metadata: Sequence[tuple[str, str]]) -> None:
         """Implement `ServerCall`."""
-        return self._metadata("authorization")
-
-    @property
-    def request_id(self) -> str:
-        """Implement `ServerCall`."""
-        return self._metadata("x-request-id")
-
-    def _metadata(self, key: str) -> str:
-        found = ""
-        for each, value in self._context.invocation_metadata() or ():
-            if each == key:  # the last one counts, as in our own transport
-                found = str(value)
-        return found
+        self._header = metadata
 
     def reply(self, message: bytes) -> None:
         """Implement `ServerCall`."""
@@ -263,7 +261,8 @@ class _GrpcioCall:
             return
         self._is_over = True
         if code is not StatusCode.OK:
-            metadata = ((DETAILS_KEY, details),) if details else ()
+            described = ((DETAILS_KEY, details),) if details else ()
+            metadata: tuple[tuple[str, str | bytes], ...] = (*self._header, *described)
             self._status = _Status(_CODES[code], message, metadata)
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
@@ -278,6 +277,8 @@ class _GrpcioCall:
     async def write(self, message: bytes) -> None:
         """Implement `ServerCall`."""
         try:
+            if self._header:
+                await self._send_header()
             await self._context.write(message)
         except grpc.aio.BaseError as gone:
             forget_frames(gone)
@@ -301,6 +302,8 @@ class _GrpcioCall:
                 await self._wait()
             if self._status is not None:
                 await self._context.abort_with_status(cast("Any", self._status))
+            elif self._header:
+                await self._send_header()
         except grpc.aio.AbortError as aborted:
             forget_frames(aborted)
         except grpc.aio.BaseError as gone:  # the deadline has passed, or the connection is lost
@@ -309,6 +312,10 @@ class _GrpcioCall:
         finally:
             self._task = None
         return self._reply
+
+    async def _send_header(self) -> None:
+        header, self._header = self._header, ()
+        await self._context.send_initial_metadata(cast("Any", header))
 
     async def _wait(self) -> None:
         self._ended = asyncio.get_running_loop().create_future()

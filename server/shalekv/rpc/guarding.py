@@ -26,6 +26,7 @@ from shalekv.server.service import Answer, Call
 from shalekv.v1 import kv_pb2
 from shalekv.watch.stream import Admit
 from shalekv.write.pending_replies import PendingReply
+from shalekv_wire.trace_context import UNNAMED
 
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message | bytes)
@@ -45,7 +46,9 @@ class Guarding:
         self._checks: set[asyncio.Task[None]] = set()
 
     def context(self, call: ServerCall, end: EndStream | None = None) -> Call | Awaitable[Call]:
-        """Return the context of a call; calls of one connection without a deadline share one.
+        """Return the context of a call.
+
+        Calls of one connection share one, if they have neither deadlines nor names.
 
         Raises `DeadlinePassed`, and as `Guard.caller_of`.
         """
@@ -56,7 +59,7 @@ class Guarding:
             and call.peer is last.peer
             and call.authorization == shown.authorization
             and call.certificate is shown.certificate
-            and call.request_id == last.request_id
+            and call.names is UNNAMED
             and (last.caller is None or last.caller.problem is None)
         ):
             return last
@@ -71,11 +74,16 @@ class Guarding:
             shown = Credentials(call.peer, call.certificate, call.authorization)
             found = self.guard.caller_of(shown)
             if not isinstance(found, Caller):
-                nobody = Call(call.peer, deadline_ms, None, None, call.request_id, end)
+                nobody = Call(call.peer, deadline_ms, None, None, call.names, end)
                 return _identified(nobody, found)
             caller = found
-        context = Call(call.peer, deadline_ms, None, caller, call.request_id, end)
-        if deadline_ms is None and end is None and (caller is None or caller.problem is None):
+        context = Call(call.peer, deadline_ms, None, caller, call.names, end)
+        if (
+            deadline_ms is None
+            and end is None
+            and call.names is UNNAMED
+            and (caller is None or caller.problem is None)
+        ):
             self._undated, self._shown = context, shown
         return context
 
@@ -88,7 +96,7 @@ class Guarding:
         if self.guard is None or self.guard.is_open:
             return
         caller = self.guard.caller_of(Credentials(call.peer, call.certificate, call.authorization))
-        context = Call(call.peer, request_id=call.request_id)
+        context = Call(call.peer, names=call.names)
         if isinstance(caller, Caller):
             self.guard.check(replace(context, caller=caller), kind)
         else:

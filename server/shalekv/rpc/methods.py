@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.calls import Method
 from shalekv.server.access.admin import shown_to
+from shalekv.server.requests import check_header
 from shalekv.server.service import AdminService, Call, KvService, WatchService
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2 as admin
@@ -59,12 +60,23 @@ def admin_methods(service: AdminService, adapter: Adapter) -> Mapping[str, Metho
         adapter.fill(reply)
         return shown_to(reply, call)
 
+    def list_slow_calls(
+        request: admin.ListSlowCallsRequest, call: Call
+    ) -> admin.ListSlowCallsReply:
+        del call  # answered at once, whatever the deadline
+        check_header(request.header)
+        slow = adapter.telemetry.slow_calls
+        return admin.ListSlowCallsReply(
+            header=service.header(), calls=slow.newest(), slow_ms=slow.slow_ms
+        )
+
     snapshots, access = service.snapshots, service.access
     return with_paths(
         ADMIN_SERVICE,
         {
             "Status": adapter.unary(status, admin.StatusRequest),
             "Stats": adapter.unary(service.stats, admin.StatsRequest),
+            "ListSlowCalls": adapter.unary(list_slow_calls, admin.ListSlowCallsRequest),
             "CreateSnapshot": adapter.unary(snapshots.create, admin.CreateSnapshotRequest),
             "RenewSnapshot": adapter.unary(snapshots.renew, admin.RenewSnapshotRequest),
             "ListSnapshots": adapter.unary(snapshots.list, admin.ListSnapshotsRequest),

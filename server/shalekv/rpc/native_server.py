@@ -106,6 +106,11 @@ class NativeServer:
         self._door = door
         self.listen = address_of(settings.listen, self._sockets)
 
+    @property
+    def connection_count(self) -> int:
+        """The connections that are open."""
+        return len(self._server.connections)
+
     async def start(self) -> None:
         """Serve from now on."""
         for each in self._sockets:

@@ -27,6 +27,8 @@ import structlog
 from shalekv.errors import ShaleError
 from shalekv.read.memory_budget import MemoryBudget, Stalls
 from shalekv.rpc.adapter import Adapter
+from shalekv.rpc.call_counts import CallCounts
+from shalekv.rpc.call_telemetry import Recorders
 from shalekv.rpc.calls import Find, Method, logged
 from shalekv.rpc.methods import (
     ADMIN_SERVICE,
@@ -87,6 +89,11 @@ class Transport(Protocol):
         """The full names of services that it has itself."""
         ...
 
+    @property
+    def connection_count(self) -> int | None:
+        """The connections that are open; None: it does not tell."""
+        ...
+
     async def start(self) -> None:
         """Serve from now on."""
         ...
@@ -109,11 +116,13 @@ class Server:
         guard: Guard | None = None,
         open_services: bool = True,
         tls: TlsSettings | None = None,
+        recorders: Recorders | None = None,
     ) -> None:
         """Bind the address, unless connections come through a door; needs a running loop.
 
         `guard` is asked about each call, and unless `open_services`, about health checks and
-        reflection as well. Without one every call is allowed.
+        reflection as well. Without one every call is allowed. Without
+        `recorders` calls are counted, and no more.
 
         Raises:
             InvalidSetting: the files of `tls` cannot be used.
@@ -129,7 +138,7 @@ class Server:
             limits=self._limits,
             session_budget=self.session_budget,
         )
-        self._new_adapter = partial(new_adapter, guard=guard)
+        self._new_adapter = partial(new_adapter, guard=guard, recorders=recorders)
         standard_guard = None if open_services else guard
         self._new_standard = partial(new_adapter, guard=standard_guard, checked_as=_ANYTHING)
         self._adapter = self._new_adapter()
@@ -202,6 +211,21 @@ class Server:
     def fill(self, status: StatusReply) -> None:
         """Add the counts of calls, and of those that were refused, to a status."""
         self._adapter.fill(status)
+
+    @property
+    def counts(self) -> CallCounts:
+        """The counts of calls and refusals since `start`."""
+        return self._adapter.counts
+
+    @property
+    def in_progress_count(self) -> int:
+        """The calls that have begun and not ended."""
+        return self._adapter.in_progress_count
+
+    @property
+    def connection_count(self) -> int | None:
+        """The connections that are open; None: this transport does not tell."""
+        return self._transport.connection_count
 
     def calls(self) -> Iterator[CallStatus]:
         """Return the counts of the calls that were answered, by method."""

@@ -22,13 +22,17 @@ from shalekv.concurrency import FifoLock
 from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow, raise_if
 from shalekv.format.coding import varint
 from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget, Stream
-from shalekv.rpc.call_counts import CallCounts, MethodCount
+from shalekv.rpc.call_counts import MethodCount, code_of
+from shalekv.rpc.call_telemetry import CallTelemetry, NotedCall
 from shalekv.rpc.guarding import answer_guarded
+from shalekv.server.access.audit import first_key
 from shalekv.server.access.guard import Guard
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
 from shalekv.write.pending_replies import PendingReply
+from shalekv_wire.status import StatusCode
+from shalekv_wire.trace_context import CallNames, call_names
 
 TURN_COUNT = 128  # operations begun between two chances for other tasks: some milliseconds
 # Memory of an unanswered operation and of an unread result beside their bytes, measured. The log
@@ -37,7 +41,7 @@ OPERATION_OVERHEAD_BYTES = 1_000
 RESULT_OVERHEAD_BYTES = 100
 _RESULTS_TAG, _ID_TAG = b"\x0a", b"\x08"  # of a result in a reply, and of the id in a result
 KINDS = ("get", "batch_get", "put", "delete", "delete_range", "write", "txn")
-Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
+Describe: TypeAlias = Callable[[BaseException, Call], kv_pb2.OperationError]
 _Method: TypeAlias = Callable[[Any, Call], Answer[Any]]
 _Outcome: TypeAlias = Message | bytes | BaseException
 _Pending: TypeAlias = asyncio.Future[Any] | PendingReply[Any]
@@ -185,7 +189,7 @@ class Session:
         *,
         budget: MemoryBudget | None = None,
         describe: Describe,
-        counts: CallCounts,
+        telemetry: CallTelemetry,
         now_ms: Callable[[], float],
         guard: Guard | None = None,
     ) -> None:
@@ -203,10 +207,12 @@ class Session:
         self._guard = guard
         self._describe = describe
         self._kinds = {
-            kind: _Kind(getattr(service, kind), counts.of(f"Session.{kind}"), _tag_of(kind))
+            kind: _Kind(
+                getattr(service, kind), telemetry.counts.of(f"Session.{kind}"), _tag_of(kind)
+            )
             for kind in KINDS
         }
-        self._now_ns = counts.now_ns
+        self._telemetry = telemetry
         # The replies, futures or tasks of the unanswered operations.
         self._waiting: dict[int, _Pending] = {}
         self._results = ResultQueue(self._memory)
@@ -306,48 +312,70 @@ class Session:
         """Begin an operation; returns True if it has a new task, which has not run yet."""
         name: str = operation.WhichOneof("operation") or ""
         kind = self._kinds.get(name)
-        operation_id, began_ns = operation.id, self._now_ns()
+        operation_id, began_ns = operation.id, self._telemetry.now_ns()
+        call: Call | NotedCall = self._calls.undated
         try:
-            call = self._call_of(operation_id, operation.timeout_ms, name, index)
+            call = context = self._call_of(operation, name, index)
             assert kind is not None
-            request = getattr(operation, name)
-            if self._guard is None or self._guard.is_open:
-                answer = kind.answer(request, call)
+            request, tracer = getattr(operation, name), self._telemetry.tracer
+            if tracer is not None and tracer.samples(context.names.parent):
+                call = NotedCall(kind.calls.method, began_ns, context)
+                answer = self._answer_traced(call, kind, request)
+            elif self._guard is None or self._guard.is_open:
+                answer = kind.answer(request, context)
             else:
-                answer = answer_guarded(self._guard, kind.answer, request, call, request.ByteSize())
+                size_bytes = request.ByteSize()
+                answer = answer_guarded(self._guard, kind.answer, request, context, size_bytes)
         except Exception as error:  # noqa: BLE001 - one operation must not end the others
-            self._answer(operation_id, kind, began_ns, 0, error)
+            self._answer(operation_id, kind, began_ns, 0, call, error)
             return False
         if not isinstance(answer, PendingReply) and isinstance(answer, Message | bytes):
-            self._answer(operation_id, kind, began_ns, 0, answer)
+            self._answer(operation_id, kind, began_ns, 0, call, answer)
             return False
         size_bytes = operation.ByteSize() + OPERATION_OVERHEAD_BYTES
         self._memory.hold(size_bytes)
         if isinstance(answer, PendingReply):
             self._waiting[operation_id] = answer
-            done = partial(self._replied, operation_id, kind, began_ns, size_bytes)
+            done = partial(self._replied, operation_id, kind, began_ns, size_bytes, call)
             answer.add_done_callback(done)
             return False
         future: asyncio.Future[Any]
         if isinstance(answer, asyncio.Future):
             future = answer
         else:
-            future = tasks.create_task(_outcome(answer))
+            if isinstance(call, Call):
+                call = NotedCall(kind.calls.method, began_ns, call, first_key(request))
+            future = tasks.create_task(_outcome(answer), context=call.enter())
             if isinstance(answer, Coroutine):  # closed even if its task is cancelled before it runs
                 future.add_done_callback(lambda _: answer.close())
         self._waiting[operation_id] = future
-        future.add_done_callback(partial(self._done, operation_id, kind, began_ns, size_bytes))
+        done = partial(self._done, operation_id, kind, began_ns, size_bytes, call)
+        future.add_done_callback(done)
         return future is not answer
 
-    def _call_of(self, operation_id: int, timeout_ms: int, kind: str, index: int) -> Call:
+    def _answer_traced(self, noted: NotedCall, kind: _Kind, request: Message) -> Answer[Any]:
+        """Answer an operation that is traced from its beginning."""
+        self._telemetry.begin_traced(noted, request, None)
+        run, answer, call = noted.enter().run, kind.answer, noted.call
+        if self._guard is None:
+            return run(answer, request, call)
+        return run(answer_guarded, self._guard, answer, request, call, request.ByteSize())
+
+    def _call_of(self, operation: kv_pb2.SessionOperation, kind: str, index: int) -> Call:
         """Check an operation, and return the context of its call."""
-        if operation_id in self._waiting:
-            problem = f"{operation_id} belongs to an operation that is not answered yet"
+        if operation.id in self._waiting:
+            problem = f"{operation.id} belongs to an operation that is not answered yet"
             raise InvalidRequest(f"operations[{index}].id", problem)
         if not kind:
             raise InvalidRequest(f"operations[{index}]", "no operation is set")
         raise_if(self._refusal)
-        return self._calls.within(timeout_ms) if timeout_ms else self._calls.undated
+        timeout_ms = operation.timeout_ms
+        call = self._calls.within(timeout_ms) if timeout_ms else self._calls.undated
+        if operation.traceparent or operation.request_id:
+            own, of_session = call_names(operation.request_id, operation.traceparent), call.names
+            request_id, parent = own.request_id or of_session.request_id, own.parent
+            call = replace(call, names=CallNames(request_id, parent or of_session.parent))
+        return call
 
     def _replied(
         self,
@@ -355,12 +383,13 @@ class Session:
         kind: _Kind,
         began_ns: int,
         size_bytes: int,
+        call: Call | NotedCall,
         reply: PendingReply[Any],
     ) -> None:
         outcome = reply.outcome
         assert outcome is not None
         self._waiting.pop(operation_id, None)
-        self._answer(operation_id, kind, began_ns, size_bytes, outcome)
+        self._answer(operation_id, kind, began_ns, size_bytes, call, outcome, reply)
 
     def _done(
         self,
@@ -368,10 +397,11 @@ class Session:
         kind: _Kind,
         began_ns: int,
         size_bytes: int,
+        call: Call | NotedCall,
         future: asyncio.Future[Any],
     ) -> None:
         self._waiting.pop(operation_id, None)
-        self._answer(operation_id, kind, began_ns, size_bytes, _outcome_of(future))
+        self._answer(operation_id, kind, began_ns, size_bytes, call, _outcome_of(future))
 
     def _answer(
         self,
@@ -379,19 +409,31 @@ class Session:
         kind: _Kind | None,
         began_ns: int,
         size_bytes: int,
+        call: Call | NotedCall,
         outcome: _Outcome,
+        reply: PendingReply[Any] | None = None,
     ) -> None:
         """Count an operation that has ended, and add its result, unless the client has gone.
 
         It has held `size_bytes`. An operation of no known kind is not counted.
         """
-        has_failed = isinstance(outcome, BaseException)
+        telemetry = self._telemetry
         if kind is not None:
-            kind.calls.add(self._now_ns() - began_ns, has_failed=has_failed)
+            ended_ns, code = telemetry.now_ns(), StatusCode.OK
+            if isinstance(outcome, BaseException):
+                code = code_of(outcome)
+                kind.calls.fail(ended_ns - began_ns, code)
+            else:
+                kind.calls.add(ended_ns - began_ns)
+            if isinstance(call, NotedCall) or ended_ns - began_ns > telemetry.slow_ns:
+                if isinstance(call, Call):
+                    call = NotedCall(kind.calls.method, began_ns, call)
+                telemetry.end(call, ended_ns, code, reply)
         if self._memory.is_closed:
             return
         if isinstance(outcome, BaseException):
-            tag, outcome = _ERROR_TAG, self._describe(outcome)
+            named = call.call if isinstance(call, NotedCall) else call
+            tag, outcome = _ERROR_TAG, self._describe(outcome, named)
         else:
             assert kind is not None
             tag = kind.tag

@@ -127,7 +127,7 @@ class ReaderAdmin:
         self.report = report
         self.store_use = store_use
         self.snapshots = SnapshotAdmin(engine, partial(reader_header, engine))
-        self.access = AccessAdmin(policies, self._header)
+        self.access = AccessAdmin(policies, self.header)
         self._engine = engine
         self._settings = settings
 
@@ -141,7 +141,7 @@ class ReaderAdmin:
         """Count the requests that this process has sent to the object store."""
         del call  # as above
         requests.check_header(request.header)
-        return self.store_use.reply(self._header())
+        return self.store_use.reply(self.header())
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call
@@ -150,7 +150,8 @@ class ReaderAdmin:
         del request, call
         raise self._engine.refusal("a load")
 
-    def _header(self) -> kv_pb2.ReplyHeader:
+    def header(self) -> kv_pb2.ReplyHeader:
+        """Make the header of a reply that shows all that this reader shows."""
         return reader_header(
             self._engine, self._engine.watermark.seq, self._engine.watermark.wal_id
         )
@@ -158,7 +159,7 @@ class ReaderAdmin:
     def _reply(self) -> admin_pb2.StatusReply:
         engine = self._engine
         return admin_pb2.StatusReply(
-            header=self._header(),
+            header=self.header(),
             reader=self._reader_status(),
             memtable=admin_pb2.MemtableStatus(
                 keys=engine.memtable.key_count,

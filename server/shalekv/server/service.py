@@ -19,8 +19,10 @@ from google.protobuf.message import Message
 from shalekv.concurrency import FifoLock
 from shalekv.errors import ShaleError
 from shalekv.server.access.caller import Caller
+from shalekv.telemetry.activity import CallActivity
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.watch.stream import Admit
+from shalekv_wire.trace_context import UNNAMED, CallNames
 
 # The error of a call that cannot be answered in time has to reach the client before the deadline:
 # it is sent ahead of it by a tenth of the time that was left, but by no more than 100 ms.
@@ -41,14 +43,25 @@ class Call:
     # Orders the writes of one session: each takes effect after those before it; None: no session.
     write_order: FifoLock | None = None
     caller: Caller | None = None  # None: there is no guard, so nothing is refused
-    request_id: str = ""  # of the client, for the audit log
+    names: CallNames = UNNAMED  # of the client, for logs, replies and traces
     # Ends a stream with an error even if its client does not read what was written before.
     end: Callable[[ShaleError], None] | None = None
+    activity: CallActivity | None = None  # None: the call is not traced
 
     @property
     def principal(self) -> str:
         """Name of the principal that calls; empty: anonymous, or there is no guard."""
         return "" if self.caller is None else self.caller.identity.principal.name
+
+    @property
+    def request_id(self) -> str:
+        """The name that the client gave the call; empty: none."""
+        return self.names.request_id
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that the call is part of; empty: none."""
+        return self.names.trace_id if self.activity is None else self.activity.trace_id
 
     @property
     def secret(self) -> bytes:
@@ -216,6 +229,10 @@ class AdminService(Protocol):
     @property
     def access(self) -> AccessService:
         """Implementation of the calls about access."""
+        ...
+
+    def header(self) -> kv_pb2.ReplyHeader:
+        """Make the header of a reply that shows all that this process shows."""
         ...
 
     def ingest_sst(

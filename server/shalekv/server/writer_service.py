@@ -226,7 +226,7 @@ class WriterAdmin:
         self.report = report
         self.store_use = store_use
         self.snapshots = SnapshotAdmin(engine, header)
-        self.access = AccessAdmin(policies, self._landed)
+        self.access = AccessAdmin(policies, self.header)
         self._engine = engine
         self._header = header
         self._objects_replayed = objects_replayed
@@ -244,7 +244,7 @@ class WriterAdmin:
         """Count the requests that the processes of this server have sent to the object store."""
         del call  # as above
         requests.check_header(request.header)
-        return self.store_use.reply(self._landed())
+        return self.store_use.reply(self.header())
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call
@@ -254,7 +254,7 @@ class WriterAdmin:
         self._engine.check_serving()
         return self._ingests.ingest_sst(request, call)
 
-    def _landed(self) -> kv_pb2.ReplyHeader:
+    def header(self) -> kv_pb2.ReplyHeader:
         """Make the header of a reply that shows all that has landed."""
         prefix = self._engine.watermark
         return self._header(prefix.landed_seq, prefix.wal_id)
@@ -262,7 +262,7 @@ class WriterAdmin:
     def _reply(self) -> admin_pb2.StatusReply:
         engine = self._engine
         return admin_pb2.StatusReply(
-            header=self._landed(),
+            header=self.header(),
             writer=self._writer_status(),
             memtable=admin_pb2.MemtableStatus(
                 keys=engine.memtable.key_count,

@@ -78,9 +78,9 @@ async def archived_reply(
 
 
 class _WriteReply(PendingReply[ReplyT]):
-    """The reply of one write, which waits for its commit. It does not refer to the changes."""
+    """The reply of one write, which waits for its commit, and refers to it once it is submitted."""
 
-    __slots__ = ("_encoder", "_waiting", "builder", "call", "durability", "is_confirmed")
+    __slots__ = ("_encoder", "_waiting", "builder", "call", "commit", "durability", "is_confirmed")
 
     def __init__(
         self,
@@ -99,8 +99,15 @@ class _WriteReply(PendingReply[ReplyT]):
         self.durability = durability
         self.call = call
         self.is_confirmed = is_confirmed
+        self.commit: Commit | None = None
         self._waiting = waiting
         self._encoder = encoder
+
+    @property
+    def first_key(self) -> bytes:
+        """Implement `PendingReply`."""
+        entries = self.commit.entries if self.commit is not None else ()
+        return entries[0].key if entries else b""
 
     def settle(self, outcome: Receipt | ShaleError) -> None:
         """Complete the reply with the outcome of the commit, unless the caller has gone."""
@@ -221,6 +228,7 @@ class Writes:
             raise
         if durability != self._durable or pending is not None or call.deadline_ms is not None:
             return self._reply_of(reply, commit, pending)
+        reply.commit = commit
         self._pending_replies.add(reply)
         return reply
 
@@ -452,6 +460,7 @@ class Writes:
         """
         if pending is not None:
             pending.commit = commit
+        reply.commit = commit
         if reply.durability == MEMORY:
             message = reply.builder.reply(commit.decision, MEMORY)
             seq = commit.seq if commit.writes else self._engine.watermark.landed_seq

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from shalekv_wire.trace_context import SpanContext
 
 STAGES = ("queued", "encoded", "stored", "visible")  # of a group of commits
+# What calls wait for beside their commits and single requests (`CallActivity.waited_ns`).
+ADMISSION, READ_SET, TURN = "admission", "read set", "turn"
 REQUESTS_MAX = 64  # of one activity that are recorded one by one; all are counted
 
 

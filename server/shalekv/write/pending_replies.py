@@ -41,6 +41,11 @@ class PendingReply(Generic[MessageT]):
         self._callback: Callable[[Any], object] | None = None
         self._more: tuple[Callable[[Any], object], ...] = ()  # further callbacks
 
+    @property
+    def first_key(self) -> bytes:
+        """The first key that the commit changes; empty: there is none."""
+        return b""
+
     def done(self) -> bool:
         """Return whether there is a reply, an error or a cancellation."""
         return self.outcome is not None

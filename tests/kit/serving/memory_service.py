@@ -200,6 +200,9 @@ class MemoryAdmin:
         self.snapshots = NoSnapshots()
         self.access = NoAccess()
 
+    def header(self) -> kv_pb2.ReplyHeader:
+        return kv_pb2.ReplyHeader(seq=1)
+
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, _call: Call
     ) -> Answer[admin_pb2.IngestSstReply]:

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status.rpc_status import aio
 
 from shalekv.clock import LoopClock
+from shalekv.rpc.call_telemetry import Recorders
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.access.guard import Guard
@@ -83,6 +84,7 @@ async def serving_of(
     limits: LimitSettings | None = None,
     guard: Guard | None = None,
     open_services: bool = True,
+    recorders: Recorders | None = None,
     **settings: Any,
 ) -> AsyncIterator[Serving[ServiceT]]:
     server = Server(
@@ -91,6 +93,7 @@ async def serving_of(
         limits=limits,
         guard=guard,
         open_services=open_services,
+        recorders=recorders,
     )
     watches = MemoryWatches()
     await server.start(service, MemoryAdmin(), watches)

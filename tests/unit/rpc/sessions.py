@@ -14,11 +14,12 @@ from grpc_status.rpc_status import aio
 from shalekv.clock import LoopClock
 from shalekv.errors import ShaleError
 from shalekv.read.memory_budget import MemoryBudget
-from shalekv.rpc.call_counts import CallCounts
+from shalekv.rpc.call_telemetry import CallTelemetry, Recorders
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, status_of, status_of_bug
 from shalekv.server.service import Call, KvService
 from shalekv.settings import LimitSettings
+from shalekv.telemetry.slow_calls import SlowCalls
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.serving.roles import METHODS
 from tests.kit.serving.roles import Serving as Writer
@@ -108,7 +109,7 @@ class DrivenSession:
             Call(peer="test"),
             budget=budget,
             describe=described,
-            counts=CallCounts(),
+            telemetry=CallTelemetry(Recorders(SlowCalls(0, LoopClock()))),
             now_ms=LoopClock().monotonic_ms,
         )
         self.read_count = 0  # messages that were asked for
@@ -147,7 +148,7 @@ async def driven(
         session.session.close()
 
 
-def described(error: BaseException) -> kv_pb2.OperationError:
+def described(error: BaseException, _call: Call) -> kv_pb2.OperationError:
     if isinstance(error, ShaleError):
         return operation_error(status_of(error))
     return operation_error(status_of_bug(BUG_ID))

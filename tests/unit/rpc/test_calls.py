@@ -11,12 +11,14 @@ import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 
 from shalekv.rpc.adapter import Adapter
-from shalekv.rpc.call_counts import BUCKET_COUNT, MethodCount, method_of
+from shalekv.rpc.call_counts import MethodCount, method_of
 from shalekv.rpc.calls import Streaming
 from shalekv.rpc.methods import admin_methods, kv_methods
 from shalekv.settings import LimitSettings
+from shalekv.telemetry.histogram import BUCKET_COUNT
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv_wire.status import StatusCode
+from shalekv_wire.trace_context import UNNAMED
 from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv, MemoryWatches
 from tests.kit.serving.rpc import Serving, failure, runtime, serving
 from tests.unit.rpc.sessions import SocketSession, operation
@@ -84,6 +86,7 @@ class _Late:
     """A call whose deadline has passed before the service could see it."""
 
     peer = "ipv4:127.0.0.1:1"
+    names = UNNAMED
 
     def __init__(self) -> None:
         self.deadline_s = time.monotonic() - 1
@@ -157,11 +160,11 @@ async def counts(it: Serving[MemoryKv]) -> Counts:
 def test_a_duration_counts_in_the_bucket_of_its_power_of_two(duration_us: int, bucket: int) -> None:
     """Bucket i counts durations of 2^i to 2^(i+1) us; the ends have no lower or upper bound."""
     count = MethodCount("KV.Get")
-    count.add(duration_us * 1_000 + 999, has_failed=False)
+    count.add(duration_us * 1_000 + 999)
     reported = count.status()
     assert (reported.calls, reported.failures, reported.total_us) == (1, 0, duration_us)
     assert [*reported.histogram_us] == [0] * bucket + [1]
-    assert len(count.histogram) == BUCKET_COUNT
+    assert len(count.durations_us.buckets) == BUCKET_COUNT
 
 
 def test_methods_are_found_by_their_requests() -> None:

@@ -52,7 +52,7 @@ class Seen:
 
     def answer(self, call: ServerCall, message: bytes) -> None:
         self.certificates.append(call.certificate)
-        self.texts.append((call.authorization, call.request_id))
+        self.texts.append((call.authorization, call.names.request_id))
         call.reply(message)
 
 

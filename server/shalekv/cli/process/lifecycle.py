@@ -37,6 +37,7 @@ from shalekv.cli.process.logs import configure_logs, report_end
 from shalekv.cli.process.shutdown import Shutdown, StopRequest, on_hangup
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
+from shalekv.rpc.call_telemetry import Recorders
 from shalekv.rpc.native_server import Door
 from shalekv.rpc.server import READY, Server
 from shalekv.runtime import Runtime, ThreadWorkers
@@ -61,6 +62,8 @@ from shalekv.settings.security import TlsSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.opening import open_store
 from shalekv.store.url import is_loopback
+from shalekv.telemetry.slow_calls import SlowCalls
+from shalekv.telemetry.tracing import Tracer
 from shalekv.wording import Trouble
 
 # Calls to a failed role fail at once: this is only for their replies to be sent.
@@ -193,14 +196,20 @@ def bind(
     runtime: Runtime,
     guard: Guard,
     door: Door | None = None,
+    tracer: Tracer | None = None,
 ) -> Server:
     """Create a server bound to its port, or one that takes its connections from `door`.
+
+    `tracer` records calls; None: nobody does.
 
     Raises `InvalidSetting`, and `OSError` if the port is in use.
     """
     make = partial(Server, settings.server, runtime, limits=settings.limits, tls=settings.tls)
     is_open = settings.access.open_services
-    return bind_port(lambda: make(door=door, guard=guard, open_services=is_open))
+    recorders = Recorders(SlowCalls(settings.telemetry.slow_ms, runtime.clock), tracer)
+    return bind_port(
+        lambda: make(door=door, guard=guard, open_services=is_open, recorders=recorders)
+    )
 
 
 def bind_port(make: Callable[[], BoundT]) -> BoundT:

@@ -63,7 +63,7 @@ from shalekv.server.whole_status import add_status
 from shalekv.settings import ReaderConfig
 from shalekv.store.api import ObjectStore, RequestKind
 from shalekv.store.retry import RefusalPolicy
-from shalekv.v1 import admin_pb2
+from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.watch.stream import Watches
 from shalekv.wording import Trouble
 from shalekv.write.quorum.links import Links
@@ -340,6 +340,10 @@ class WholeAdmin:
     def access(self) -> AccessAdmin:
         """The calls about access, which concern the database, or the caller."""
         return self._own.access
+
+    def header(self) -> kv_pb2.ReplyHeader:
+        """Make the header of a reply that shows all that this process shows."""
+        return self._own.header()
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call

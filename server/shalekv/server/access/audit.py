@@ -65,6 +65,7 @@ _LENGTH_MAX = 0x7F  # of one byte
 _TEXT_CHARS = 6  # that JSON makes of a character, at most: \u0000
 _CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), 127)}
 
+_SECRET_OF_PROCESS = os.urandom(HASH_BYTES)  # before there is one of a policy
 _Key: TypeAlias = bytes | kv.KeyRange
 Outcome: TypeAlias = Message | bytes | BaseException | None
 
@@ -87,6 +88,11 @@ class AuditedCall(Protocol):
         """The name that the client gave the call."""
         ...
 
+    @property
+    def trace_id(self) -> str:
+        """The trace that the call is part of."""
+        ...
+
 
 # What operations do, and from which level on they have lines. All others are reads of the status.
 _METHODS: Mapping[type[Message], tuple[str, Verb, AuditLevel]] = {
@@ -102,6 +108,7 @@ _METHODS: Mapping[type[Message], tuple[str, Verb, AuditLevel]] = {
     kv.TxnRequest: ("KV.Txn", Verb.WRITE, AuditLevel.WRITES),
     admin.IngestSstRequest: ("Admin.IngestSst", Verb.INGEST, AuditLevel.WRITES),
     admin.StatsRequest: ("Admin.Stats", Verb.ADMIN, AuditLevel.ADMIN),
+    admin.ListSlowCallsRequest: ("Admin.ListSlowCalls", Verb.ADMIN, AuditLevel.ADMIN),
     admin.CreateSnapshotRequest: ("Admin.CreateSnapshot", Verb.ADMIN, AuditLevel.ADMIN),
     admin.RenewSnapshotRequest: ("Admin.RenewSnapshot", Verb.ADMIN, AuditLevel.ADMIN),
     admin.ListSnapshotsRequest: ("Admin.ListSnapshots", Verb.ADMIN, AuditLevel.ADMIN),
@@ -226,7 +233,7 @@ class AuditLog:
         self._secret = b""
         self._second, self._second_text = 0, ""
         self._origins = _Origins()
-        self.use_secret(os.urandom(HASH_BYTES))
+        self.use_secret(_SECRET_OF_PROCESS)
 
     def use_secret(self, secret: bytes) -> None:
         """Hash keys with what follows from this secret; empty: go on as before.
@@ -236,8 +243,7 @@ class AuditLog:
         """
         if self._hashes_keys and secret and secret != self._secret:
             self._secret = secret
-            hash_key = blake2b(secret, person=b"shalekv audit").digest()
-            self._shown = partial(_hashed, hash_key)
+            self._shown = partial(_hashed, _hash_key(secret))
 
     def enter_term(self, epoch: Callable[[], int]) -> None:
         """Note the epoch that `epoch` returns from now on."""
@@ -320,6 +326,7 @@ class AuditLog:
         parts = [
             f',"principal":{_text(call.principal)},"peer":{_text(call.peer)}',
             f',"request_id":{_text(call.request_id)}' if call.request_id else "",
+            f',"trace_id":"{call.trace_id}"' if call.trace_id else "",
         ]
         if request is not None:
             method, verb = _method_of(type(request))
@@ -436,6 +443,21 @@ def _plain(key: bytes) -> str:
 
 def _prefix(key: bytes) -> str:
     return _plain(key) if len(key) <= PREFIX_BYTES else _plain(key[:PREFIX_BYTES]) + "..."
+
+
+def hash_of_key(secret: bytes, key: bytes) -> str:
+    """Return what lines have in the place of a key; the secret is that of the policy, or empty."""
+    return _hashed(_hash_key(secret or _SECRET_OF_PROCESS), key)
+
+
+def first_key(request: Message) -> bytes:
+    """Return the first key that a request names, or the beginning of its range; empty: none."""
+    first = next(iter(_named(request)[1]), b"")
+    return first if isinstance(first, bytes) else first.prefix or first.start
+
+
+def _hash_key(secret: bytes) -> bytes:
+    return blake2b(secret, person=b"shalekv audit").digest()
 
 
 def _hashed(hash_key: bytes, key: bytes) -> str:

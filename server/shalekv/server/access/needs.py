@@ -197,6 +197,7 @@ TABLE: Mapping[type[Message], NeedsOf] = MappingProxyType(
         kv.WatchCreate: _watch,
         admin.StatusRequest: _anything,
         admin.StatsRequest: _administer,
+        admin.ListSlowCallsRequest: _administer,
         admin.CreateSnapshotRequest: _administer,
         admin.RenewSnapshotRequest: _administer,
         admin.ListSnapshotsRequest: _administer,

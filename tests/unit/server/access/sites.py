@@ -88,6 +88,7 @@ RULES: Mapping[str, set[Verb] | None] = {  # no verb: whoever may do anything; N
     "SetAccessPolicy policy.roles.rules.range": {ADMIN},
     "Status": set(),
     "Stats": {ADMIN},
+    "ListSlowCalls": {ADMIN},
     "CreateSnapshot": {ADMIN},
     "RenewSnapshot": {ADMIN},
     "ListSnapshots": {ADMIN},

@@ -56,6 +56,7 @@ READS: list[Message] = [
 ]
 ADMINISTRATION: list[Message] = [
     admin.StatsRequest(),
+    admin.ListSlowCallsRequest(),
     admin.CreateSnapshotRequest(),
     admin.RenewSnapshotRequest(),
     admin.ListSnapshotsRequest(),
@@ -70,6 +71,7 @@ class AnyCall:
     peer: str = "ipv4:10.0.0.7:53124"
     principal: str = "token:alice"
     request_id: str = "a1"
+    trace_id: str = ""
 
 
 class Audit:

@@ -1,0 +1,187 @@
+"""What is noted of calls and of operations of sessions: counts, traces, and slow ones.
+
+A call that is answered at once, or waits for its commit alone, has no activity. One that needs a
+task has one, which is `CURRENT` in the context of that task. A call that is traced has one from its
+beginning, and is then answered in a context of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine
+from contextvars import Context, copy_context
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+from structlog.contextvars import bind_contextvars
+
+from shalekv.rpc.call_counts import CallCounts, NowNs
+from shalekv.rpc.calls import ServerCall, named
+from shalekv.server.access.audit import first_key, hash_of_key
+from shalekv.server.service import Call
+from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity
+from shalekv.telemetry.slow_calls import EndedCall, SlowCalls
+from shalekv.telemetry.tracing import Tracer
+from shalekv.write.pending_replies import PendingReply
+from shalekv_wire.status import StatusCode
+from shalekv_wire.trace_context import TRACE_ID
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorders:
+    """What records calls of a process, beside their counts."""
+
+    slow_calls: SlowCalls
+    tracer: Tracer | None = None  # None: no call is traced
+
+
+@dataclass(slots=True)
+class NotedCall:
+    """A call, or an operation, as it is told at its end."""
+
+    method: str
+    began_ns: int
+    call: Call
+    key: bytes = b""  # empty: none, or that of its commit
+    activity: CallActivity | None = None  # None: it was answered without a task
+
+    @classmethod
+    def of(
+        cls, method: str, began_ns: int, call: ServerCall, context: Call | Awaitable[Call]
+    ) -> NotedCall:
+        """Return a call of a transport; who has called may not be known yet."""
+        if not isinstance(context, Call):
+            context = Call(call.peer, names=call.names)
+        return cls(method, began_ns, context)
+
+    def begin_here(self) -> None:
+        """Let the activity be `CURRENT` in this context; makes one if there is none."""
+        if self.activity is None:
+            self.activity = CallActivity(self.began_ns, self.call.names.parent)
+        CURRENT.set(self.activity)
+        names = named(self.call.request_id, self.activity.trace_id)
+        if names:
+            bind_contextvars(**names)
+
+    def enter(self) -> Context:
+        """Return a context of this call."""
+        context = copy_context()
+        context.run(self.begin_here)
+        return context
+
+    def start(self, answer: Awaitable[T]) -> asyncio.Task[T]:
+        """Return a task of this call that awaits the answer."""
+        work = answer if isinstance(answer, Coroutine) else _awaited(answer)
+        return asyncio.get_running_loop().create_task(work, context=self.enter())
+
+
+class NotedStream:
+    """A stream of replies. Its time is that of this process, without that of its client.
+
+    It is slow if one of its messages was.
+    """
+
+    __slots__ = ("_now_ns", "_since_ns", "noted", "slowest_ns", "spent_ns")
+
+    def __init__(self, noted: NotedCall, now_ns: NowNs) -> None:
+        """Begin with the first message."""
+        self.noted = noted
+        self.spent_ns = 0
+        self.slowest_ns = 0  # of the messages
+        self._now_ns = now_ns
+        self._since_ns: int | None = now_ns()  # None: it is up to the client
+
+    def pause(self) -> None:
+        """Note that there is a message, or the end; nothing happens the second time."""
+        if self._since_ns is not None:
+            waited_ns = self._now_ns() - self._since_ns
+            self.spent_ns += waited_ns
+            self.slowest_ns = max(self.slowest_ns, waited_ns)
+            self._since_ns = None
+
+    def go_on(self) -> None:
+        """Note that the client has taken the message."""
+        self._since_ns = self._now_ns()
+
+
+class CallTelemetry:
+    """What is noted of the calls of one adapter; traces and slow calls are of the process."""
+
+    def __init__(self, recorders: Recorders) -> None:
+        """Begin without counts."""
+        self.counts = CallCounts()
+        self.tracer = recorders.tracer
+        self.slow_calls = recorders.slow_calls
+        self.slow_ns = recorders.slow_calls.slow_ns
+        self.now_ns = self.counts.now_ns
+
+    def begin_traced(self, noted: NotedCall, request: Message, call: ServerCall | None) -> None:
+        """Begin the span of a call, which is sampled. An operation has no `call` of its own."""
+        assert self.tracer is not None
+        activity = CallActivity(noted.began_ns, noted.call.names.parent)
+        activity.trace_id = self.tracer.begin_call(noted.method, activity).trace_id
+        noted.activity, noted.key = activity, first_key(request)
+        noted.call = replace(noted.call, activity=activity)
+        if call is not None and not call.names.trace_id:
+            call.set_header((*call.names.echo(), (TRACE_ID, activity.trace_id)))
+
+    def end(
+        self,
+        noted: NotedCall,
+        ended_ns: int,
+        code: StatusCode,
+        reply: object = None,
+    ) -> None:
+        """Record the span of a call, if it has one, and note the call if it was slow.
+
+        `reply` is what it has waited for: for its commit alone, if that is a `PendingReply`.
+        """
+        commit = None if noted.activity is None else noted.activity.commit
+        if isinstance(reply, PendingReply):
+            commit = reply.activity
+            noted.key = noted.key or reply.first_key
+        self._end_span(noted, code, commit)
+        if ended_ns - noted.began_ns > self.slow_ns:
+            self._note(noted, ended_ns, code, commit)
+
+    def end_stream(self, stream: NotedStream, code: StatusCode) -> None:
+        """Do the same for a stream of replies."""
+        stream.pause()
+        noted, ended_ns = stream.noted, self.now_ns()
+        self._end_span(noted, code, None)
+        if stream.slowest_ns > self.slow_ns:
+            noted.began_ns = ended_ns - stream.spent_ns
+            self._note(noted, ended_ns, code, None)
+
+    def _end_span(self, noted: NotedCall, code: StatusCode, commit: CommitActivity | None) -> None:
+        activity = noted.activity
+        if activity is not None and activity.span is not None:
+            assert self.tracer is not None
+            activity.commit = commit
+            self.tracer.end_call(activity, code.name)
+
+    def _note(
+        self, noted: NotedCall, ended_ns: int, code: StatusCode, commit: CommitActivity | None
+    ) -> None:
+        call, key_hash = noted.call, ""
+        if noted.key:
+            key_hash = hash_of_key(call.secret, noted.key)
+        self.slow_calls.note(
+            EndedCall(
+                noted.method,
+                code.name,
+                call,
+                key_hash,
+                noted.began_ns,
+                ended_ns,
+                noted.activity,
+                commit,
+            )
+        )
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
