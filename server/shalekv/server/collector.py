@@ -12,6 +12,7 @@ from shalekv.clock import Clock
 from shalekv.errors import ShaleError, StoreBroken
 from shalekv.jobs.collect import CollectJob, CollectReport
 from shalekv.telemetry.metrics import Metrics
+from shalekv.telemetry.tracing import Tracer, recorded_job
 
 _OUTCOMES = _OK, _FAILED = "ok", "failed"
 
@@ -24,9 +25,17 @@ class Collector:
     A collection that fails with any exception is logged, and repeated when the next one is due.
     """
 
-    def __init__(self, databases: Sequence[CollectJob], clock: Clock, *, interval_ms: int) -> None:
+    def __init__(
+        self,
+        databases: Sequence[CollectJob],
+        clock: Clock,
+        *,
+        interval_ms: int,
+        tracer: Tracer | None = None,
+    ) -> None:
         """REQUIRES: `databases` is not empty; each has a store of its own."""
         self._databases = databases
+        self._tracer = tracer
         self._clock = clock
         self._interval_ms = interval_ms
         self.done = Metrics()  # for all of them, since the process began
@@ -70,7 +79,10 @@ class Collector:
         began_ms, sent_before = self._clock.monotonic_ms(), database.sent.total
         database_log = log.bind(url=database.url)
         try:
-            report = await database.collect()
+            with recorded_job(self._tracer, "collection") as attributes:
+                attributes["shalekv.database.url"] = database.url
+                report = await database.collect()
+                attributes["shalekv.collection.deleted_objects"] = report.deleted_objects
         except ShaleError as error:  # logged without a traceback, which would add nothing
             database_log.error("collection failed", reason=error.reason, problem=str(error))
             return error

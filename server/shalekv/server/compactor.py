@@ -55,6 +55,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactorManifest
 from shalekv.store.retry import Backoff
 from shalekv.telemetry.slow_requests import SlowRequests
+from shalekv.telemetry.tracing import Tracer
 from shalekv.write.logical_time import StoreTime
 
 # Merges of the WAL that may run at once, and as many of levels: a merge that waits for a slow store
@@ -363,10 +364,11 @@ class Compactors:
         *,
         hurry: asyncio.Event | None = None,
         holder: str = "compactor",
+        tracer: Tracer | None = None,
     ) -> None:
         """REQUIRES: `targets` is not empty; `hurry` is given for a single database only."""
         settings = settings if len(targets) == 1 else _with_shared_rate(settings)
-        merges = ProcessMerges(MERGES_MAX)
+        merges = ProcessMerges(MERGES_MAX, tracer)
         self.done = merges.done  # by all of them, since the process began
         self._databases = [
             _Database(target, settings, merges, hurry or asyncio.Event(), holder)

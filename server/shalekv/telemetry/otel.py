@@ -159,9 +159,11 @@ class OtelTracer:
         elif not span.is_ended:
             self._record_commit(span, activity, problem)
 
-    def begin_job(self, name: str, activity: Activity) -> None:
-        """Name the span of a job."""
+    def begin_job(self, name: str) -> Activity:
+        """Begin a job."""
+        activity = Activity(self._now_ns())
         activity.span = _OpenSpan(name, self._new_context(None))
+        return activity
 
     def end_job(self, activity: Activity, attributes: Attributes, problem: str = "") -> None:
         """Record a job, and its first store requests."""

@@ -6,10 +6,11 @@ tracer nothing is recorded, and costs nothing; the trace id of the caller is pas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
-from shalekv.telemetry.activity import Activity, CallActivity, CommitActivity
+from shalekv.telemetry.activity import CURRENT, Activity, CallActivity, CommitActivity
 from shalekv_wire.trace_context import SpanContext
 
 
@@ -51,8 +52,8 @@ class Tracer(Protocol):
         """
         ...
 
-    def begin_job(self, name: str, activity: Activity) -> None:
-        """Set the span of a job beside the calls, such as a merge: each is recorded."""
+    def begin_job(self, name: str) -> Activity:
+        """Begin a job beside the calls, such as a merge: each is recorded."""
         ...
 
     def end_job(
@@ -60,3 +61,22 @@ class Tracer(Protocol):
     ) -> None:
         """Record the span of a job with its store requests. REQUIRES: it has a span."""
         ...
+
+
+@contextmanager
+def recorded_job(tracer: Tracer | None, name: str) -> Iterator[dict[str, str | int]]:
+    """Record what is done while entered as a job; yields its attributes, to add to them."""
+    attributes: dict[str, str | int] = {}
+    if tracer is None:
+        yield attributes
+        return
+    activity, problem = tracer.begin_job(name), ""
+    before = CURRENT.set(activity)
+    try:
+        yield attributes
+    except BaseException as error:
+        problem = type(error).__name__
+        raise
+    finally:
+        CURRENT.reset(before)
+        tracer.end_job(activity, attributes, problem)

@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 import structlog
 
+from shalekv.errors import StoreBroken
 from shalekv.telemetry import otel
-from shalekv.telemetry.activity import Activity, CallActivity, CommitActivity
+from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity
 from shalekv.telemetry.otel import OtelTracer
+from shalekv.telemetry.tracing import recorded_job
 from shalekv_wire.trace_context import SpanContext
 from tests.servers.otlp import Collected, Collector, collector
 
@@ -53,6 +55,16 @@ def stored_group(began_ns: int, wal_id: int = 7) -> CommitActivity:
     request.ended_ns = group.stored_ns = began_ns + 5 * MS
     group.visible_ns = began_ns + 6 * MS
     return group
+
+
+def do_job(tracer: OtelTracer) -> None:
+    with recorded_job(tracer, "collection") as attributes:
+        attributes["shalekv.collection.deleted_objects"] = 9
+        job = CURRENT.get()
+        assert job is not None
+        job.sent["delete"] += 4
+        job.begin_request("delete", "wal/0001", now_ns()).ended_ns = now_ns()
+        raise StoreBroken("file:///database", "delete", "wal/0001", "")
 
 
 @pytest.mark.parametrize(
@@ -171,14 +183,19 @@ async def test_spans_have_the_time_of_the_machine_and_their_origin() -> None:
     """Times are those of the clock of the machine; the resource says which process it was."""
     before_ns = time.time_ns()
     async with collected_from() as (tracer, collected):
-        job = Activity(now_ns())
-        tracer.begin_job("collection", job)
-        job.sent["delete"] += 4
-        tracer.end_job(job, {"shalekv.collection.deleted": 9}, "the store does not answer")
-    (span,) = collected.spans
+        with pytest.raises(StoreBroken):
+            do_job(tracer)
+        with recorded_job(None, "collection") as attributes:
+            attributes["ignored"] = 1
+    span, request = collected.spans
+    assert CURRENT.get() is None
+    assert (request.name, request.parent_id) == ("delete wal", span.span_id)
     assert before_ns - MS < span.began_ns < time.time_ns()
     assert (span.name, span.is_failed) == ("collection", True)
-    assert span.attributes == {"shalekv.collection.deleted": 9, "shalekv.store.sent.delete": 4}
+    assert span.attributes == {
+        "shalekv.collection.deleted_objects": 9,
+        "shalekv.store.sent.delete": 4,
+    }
     assert span.resource["service.name"] == "shalekv"
     assert span.resource["shalekv.role"] == "writer"
     assert span.resource["shalekv.database.url"] == "file:///database"

@@ -21,6 +21,7 @@ from shalekv.cli.process.databases import chosen_urls, open_databases, run_to_en
 from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.process_reports import reporting_to_parent
 from shalekv.cli.process.shutdown import StopRequest, parent_pipe
+from shalekv.cli.process.traces import add_spans, open_tracer
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError
 from shalekv.jobs.collect import CollectionPlan, CollectJob, CollectReport
@@ -119,10 +120,14 @@ async def _run(
         if with_parent:
             await stack.enter_async_context(parent_pipe(stop))
         databases, clock = await stack.enter_async_context(_databases(database_urls, settings))
-        role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
+        tracing = open_tracer(settings.telemetry, _ROLE, *database_urls)
+        tracer = await stack.enter_async_context(tracing)
+        interval_ms = settings.collector.collect_interval_ms
+        role = Collector(databases, clock, interval_ms=interval_ms, tracer=tracer)
 
         def fill(metrics: Metrics) -> None:
             add_process_use(metrics, _ROLE)
+            add_spans(metrics, tracer)
             metrics.merge(role.done)
 
         if with_parent:

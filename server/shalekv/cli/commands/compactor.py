@@ -28,6 +28,7 @@ from shalekv.cli.process.merge_part import LIFT, LINE_BYTES_MAX, ROLE, PartReply
 from shalekv.cli.process.process_reports import reporting_to_parent
 from shalekv.cli.process.shutdown import StopRequest, parent_pipe
 from shalekv.cli.process.supervisor import child_environment
+from shalekv.cli.process.traces import add_spans, open_tracer
 from shalekv.errors import InvalidSetting, PartFailed, ShaleError, StoreUnavailable
 from shalekv.jobs.compact.parts import MergePart, OwnProcessParts, PartResult
 from shalekv.server.compactor import CompactionTarget, Compactors
@@ -235,10 +236,12 @@ async def _compact(
             for (store, runtime), each in zip(opened, parts, strict=True)
         ]
         holder = f"compactor {os.getpid()} on {socket.gethostname()}"
-        role = Compactors(targets, settings, hurry=hurry, holder=holder)
+        tracer = await stack.enter_async_context(open_tracer(settings.telemetry, ROLE, *urls))
+        role = Compactors(targets, settings, hurry=hurry, holder=holder, tracer=tracer)
 
         def fill(metrics: Metrics) -> None:
             add_process_use(metrics, ROLE)
+            add_spans(metrics, tracer)
             metrics.merge(role.done)
             for each in parts:
                 metrics.merge(each.done)

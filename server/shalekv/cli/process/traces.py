@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager
 
 from shalekv.errors import InvalidSetting
 from shalekv.settings.telemetry import TelemetrySettings
+from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.tracing import Tracer
 
 
 @asynccontextmanager
 async def open_tracer(
-    settings: TelemetrySettings, role: str, url: str
+    settings: TelemetrySettings, role: str, *urls: str
 ) -> AsyncIterator[Tracer | None]:
-    """Open the tracer of a process of this role for the database at `url`; None: it has none.
+    """Open the tracer of a process of this role for the databases at `urls`; None: it has none.
 
     At the end the last spans are sent, which takes a second at most. Raises `InvalidSetting` if
     packages are missing. Without a collector they are not even imported.
@@ -31,9 +32,18 @@ async def open_tracer(
             "pip install 'shalekv[otel]'"
         ) from None
     tracer = OtelTracer(
-        settings.otlp_endpoint, ratio=settings.trace_ratio, role=role, database_url=url
+        settings.otlp_endpoint,
+        ratio=settings.trace_ratio,
+        role=role,
+        database_url=urls[0] if len(urls) == 1 else "",
     )
     try:
         yield tracer
     finally:
         await asyncio.to_thread(tracer.close)
+
+
+def add_spans(metrics: Metrics, tracer: Tracer | None) -> None:
+    """Add the spans that were dropped."""
+    if tracer is not None:
+        metrics.add("spans_dropped", tracer.dropped)

@@ -44,6 +44,7 @@ from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactorManifest
 from shalekv.telemetry.metrics import Metrics
+from shalekv.telemetry.tracing import Tracer, recorded_job
 
 _NO_BOUND = 1 << 30
 _WAL_MEMORY_SHARE = 2  # entries of WAL objects may take 1/2 of a subcompaction's memory
@@ -75,11 +76,13 @@ class ProcessMerges:
     work does not block the others.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, tracer: Tracer | None = None) -> None:
         """Allow `count` merges of the WAL, and as many of levels.
 
-        The former have permits of their own, since writes may wait for them.
+        The former have permits of their own, since writes may wait for them. Each merge is a span
+        of the `tracer`, if there is one.
         """
+        self.tracer = tracer
         self.wal = asyncio.Semaphore(count)
         self.levels = asyncio.Semaphore(count)
         self.done = Metrics()
@@ -112,11 +115,24 @@ class Compactions:
     ) -> Result:
         """Run a job that was picked for `version`, that of `manifest`, and publish its result.
 
+        It is a span, if this process records any.
+
         There is no bound on its rate while `is_lifted` returns True. Raises `Superseded`,
         `LeaseLost`, `ManifestConflict` (a range job has reserved the levels meanwhile),
         `CorruptObject`, `StoreError` and `IllegalState`. Nothing was published then, unless the
         outcome of the edit is unknown.
         """
+        with recorded_job(self._merges.tracer, "compaction") as attributes:
+            attributes["shalekv.database.url"] = self._store.url
+            attributes["shalekv.compaction.kind"] = _kind_of(job)
+            outcome = await self._run(job, manifest, version, is_lifted)
+            attributes["shalekv.compaction.read_bytes"] = outcome.read_bytes
+            attributes["shalekv.compaction.written_bytes"] = outcome.written_bytes
+        return outcome.result
+
+    async def _run(
+        self, job: Job, manifest: Manifest, version: Version, is_lifted: Callable[[], bool]
+    ) -> JobOutcome:
         clock = self._store.runtime.clock
         began_ms = clock.monotonic_ms()
         held = await self._leases.take(self._manifest)
@@ -148,7 +164,7 @@ class Compactions:
             requests_so_far=self._store.sent.total,  # jobs overlap, so there is no count for each
             ms=round(clock.monotonic_ms() - began_ms),
         )
-        return outcome.result
+        return outcome
 
     def _count(self, kind: str, outcome: JobOutcome) -> None:
         self.counters.jobs += 1
