@@ -38,6 +38,7 @@ from shalekv.server.requests import (
 from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.server.transactions import ReplyBuilder, ReplyEncoder, ReplyT, SizedTransaction
 from shalekv.store.reachability import Reachability
+from shalekv.telemetry.activity import ADMISSION, READ_SET, TURN, Wait
 from shalekv.write.commit import (
     RECORD_BYTES,
     Commit,
@@ -108,6 +109,12 @@ class _WriteReply(PendingReply[ReplyT]):
         """Implement `PendingReply`."""
         entries = self.commit.entries if self.commit is not None else ()
         return entries[0].key if entries else b""
+
+    def cancel(self) -> bool:
+        """Give up, and note the group that is waited for now."""
+        if self.outcome is None:
+            self.activity = self._waiting.awaited()
+        return super().cancel()
 
     def settle(self, outcome: Receipt | ShaleError) -> None:
         """Complete the reply with the outcome of the commit, unless the caller has gone."""
@@ -246,7 +253,8 @@ class Writes:
         write_order = FifoLock() if call.write_order is None else call.write_order
         with write_order.take() as turn:
             work = await prepare()
-            await turn
+            with Wait(TURN):
+                await turn
             call = replace(call, write_order=None)
             if isinstance(work, SizedTransaction):
                 answer = self.transact(work, request, builder, call)
@@ -315,7 +323,8 @@ class Writes:
     async def _submit_in_order(self, write: _Write[ReplyT], write_order: FifoLock | None) -> ReplyT:
         with (FifoLock() if write_order is None else write_order).take() as turn:
             unpinned = _UnpinnedReadSet(await self._fetch_read_set(write))
-            await turn
+            with Wait(TURN):
+                await turn
             answer = await self._admit_and_submit(write, unpinned)
         try:
             return answer if isinstance(answer, write.reply.builder.message) else await answer
@@ -336,7 +345,8 @@ class Writes:
     ) -> Answer[ReplyT]:
         """Submit a write as soon as it is admitted; the caller awaits what this returns."""
         with self._queue.take() as turn:
-            await self._admitted(write, turn)
+            with Wait(ADMISSION):
+                await self._admitted(write, turn)
             try:
                 read_set = unpinned.pinned()
                 while not self._engine.prefetch.is_current(read_set, write.needs):
@@ -359,11 +369,12 @@ class Writes:
             pending = self._begin(write.reply, write.key, write.request_hash) if write.key else None
         return await self._submit_load(write, pending)
 
-    def _fetch_read_set(self, write: _Write[ReplyT]) -> Awaitable[ReadSet]:
+    async def _fetch_read_set(self, write: _Write[ReplyT]) -> ReadSet:
         """Read what a write needs from the levels, before anything of it is applied."""
         fetch = self._engine.prefetch.fetch(write.needs)
         explain = self._store.explain
-        return requests.answer_in_time(fetch, write.reply.call, self._clock, explain)
+        with Wait(READ_SET):
+            return await requests.answer_in_time(fetch, write.reply.call, self._clock, explain)
 
     async def _admitted(self, write: _Write[ReplyT], turn: Waiter) -> None:
         """Wait for admission, in FIFO order."""

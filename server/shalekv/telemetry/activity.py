@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextvars import ContextVar
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -204,3 +205,24 @@ class CommitActivity(Activity):
 
 # The activity of the task that runs; None: nobody wants to know.
 CURRENT: ContextVar[Activity | None] = ContextVar("CURRENT", default=None)
+
+
+class Wait:
+    """Context manager that adds the time inside it to what the call of the task has waited for."""
+
+    __slots__ = ("_began_ns", "_what")
+
+    def __init__(self, what: str) -> None:
+        """`what` is such as `ADMISSION`."""
+        self._what = what
+        self._began_ns = 0
+
+    def __enter__(self) -> None:
+        """Begin to wait."""
+        self._began_ns = perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        """Note that it is over."""
+        activity = CURRENT.get()
+        if isinstance(activity, CallActivity):
+            activity.waited_ns[self._what] += perf_counter_ns() - self._began_ns

@@ -149,7 +149,7 @@ class PendingReplies:
         `awaited` is the group that keeps calls waiting.
         """
         self._explain = explain
-        self._awaited = awaited
+        self.awaited = awaited
         # Future -> the tick of its deadline, if it has one. Nearly all calls are answered long
         # before, so the calls of one tick share a timer.
         self._waiting: dict[Waiting, int | None] = {}
@@ -207,7 +207,7 @@ class PendingReplies:
 
     def _give_up(self, future: Waiting, error: ShaleError) -> None:
         if isinstance(future, PendingReply):
-            future.activity = self._awaited()
+            future.activity = self.awaited()
         fail(future, error)
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from shalekv.clock import LoopClock
+from shalekv.clock import LoopClock, MachineClock
 from shalekv.errors import DatabaseExists
 from shalekv.format import names
+from shalekv.rpc.call_telemetry import Recorders
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.access.guard import Guard
@@ -26,6 +27,8 @@ from shalekv.server.writer import Writer
 from shalekv.settings import WriterConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.telemetry.slow_calls import SlowCalls
+from shalekv.telemetry.tracing import Tracer
 from shalekv.v1 import kv_pb2
 
 SEED = 1
@@ -95,12 +98,20 @@ async def running(
 
 @asynccontextmanager
 async def serving(
-    store: ObjectStore, guard: Guard | None = None, /, **groups: Group
+    store: ObjectStore,
+    guard: Guard | None = None,
+    /,
+    *,
+    tracer: Tracer | None = None,
+    **groups: Group,
 ) -> AsyncIterator[Served]:
     """Serve the database in `store`; `groups` as in `serve_settings`."""
     settings = serve_settings(**groups)
     with real_runtime() as runtime:
-        server = Server(settings.server, runtime, limits=settings.limits, guard=guard)
+        recorders = Recorders(SlowCalls(settings.telemetry.slow_ms, MachineClock()), tracer)
+        server = Server(
+            settings.server, runtime, limits=settings.limits, guard=guard, recorders=recorders
+        )
         try:
             async with running(store, settings, runtime) as writer:
                 await server.start(writer.kv, writer.admin, writer.watches)
