@@ -28,6 +28,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import open_disk_cache
 from shalekv.telemetry.slow_requests import SlowRequests
+from shalekv.telemetry.tracing import Tracer
 from shalekv.watch.stream import Watches
 from shalekv.wording import Trouble
 from shalekv.write.engine import WriterEngine
@@ -73,12 +74,14 @@ class Writer:
         since_epoch: int | None = None,
         links: Links | None = None,
         policies: AccessPolicies | None = None,
+        tracer: Tracer | None = None,
     ) -> Writer:
         """Take over the database in `store`. See `open_log` for `since_epoch` and errors.
 
         `advertise` is the HOST:PORT that the manifest will name. `links` are the connections to the
         safekeepers of a database that has some; the caller closes them. `policies` are those that
-        the guard of this process asks; None: they are only read and written.
+        the guard of this process asks; None: they are only read and written. `tracer` records
+        groups of commits; None: nobody does.
         """
         clock = runtime.clock
         began_ms = clock.monotonic_ms()
@@ -96,6 +99,7 @@ class Writer:
             limits=settings.limits,
             levels=settings.levels,
             shed_views=views.shed,
+            tracer=tracer,
         )
         log.info(
             "database opened",

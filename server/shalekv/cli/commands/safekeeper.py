@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,15 @@ from shalekv.cli.process.lifecycle import (
 )
 from shalekv.cli.process.peers import open_links
 from shalekv.cli.process.shutdown import StopRequest
+from shalekv.cli.process.traces import open_tracer
 from shalekv.errors import InvalidSetting
+from shalekv.rpc.call_telemetry import Recorders
 from shalekv.rpc.server import Server
 from shalekv.runtime import ThreadWorkers
 from shalekv.server.safekeeper.node import Node
 from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.settings import SafekeeperConfig, SafekeeperServerSettings
+from shalekv.telemetry.slow_calls import SlowCalls
 
 # Streams of writers and replicas last as long as both ends. gRPC takes this value as "never".
 _NEVER_MS = 2**31 - 1
@@ -91,9 +95,12 @@ async def keep_logs(settings: SafekeeperConfig, announce: Callable[[str], None])
             open_runtime(settings) as runtime,
             _sync_workers() as sync_workers,
             open_links(settings.tls, settings.server.wire) as links,
+            open_tracer(settings.telemetry, "safekeeper", settings.database.url) as tracer,
         ):
             listening = _with_long_streams(settings.server)
-            server = bind_port(lambda: Server(listening, runtime, tls=settings.tls))
+            recorders = Recorders(SlowCalls(settings.telemetry.slow_ms, runtime.clock), tracer)
+            make = partial(Server, listening, runtime, tls=settings.tls, recorders=recorders)
+            server = bind_port(make)
             opening = Node.open(settings, runtime, sync_workers=sync_workers, links=links)
             node = await open_behind(server, stop, opening)
             if node is None:

@@ -46,6 +46,7 @@ from shalekv.cli.process.lifecycle import (
 )
 from shalekv.cli.process.peers import open_links
 from shalekv.cli.process.shutdown import SIGNALLED, STOP_SIGNALS, Shutdown, StopRequest
+from shalekv.cli.process.traces import open_tracer
 from shalekv.clock import MachineClock
 from shalekv.errors import ShaleError
 from shalekv.replica.join import OPEN_TIMEOUT_MS
@@ -431,8 +432,10 @@ async def read_database(
             open_database(settings, runtime) as store,
             open_links(settings.tls, settings.server.wire) as links,
             open_access(settings, store, runtime, audit) as access,
+            open_tracer(settings.telemetry, "reader", store.url) as tracer,
         ):
-            server = bind(settings, runtime, access.guard, None if link is None else link.door)
+            door = None if link is None else link.door
+            server = bind(settings, runtime, access.guard, door, tracer)
             _log.info("opening", url=store.url)
             opening = _open_reader(settings, store, runtime, links, access)
             reader = await open_behind(server, stop, opening)

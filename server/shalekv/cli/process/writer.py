@@ -45,6 +45,7 @@ from shalekv.cli.process.peers import open_links, peer_contexts
 from shalekv.cli.process.process_reports import ChildReports
 from shalekv.cli.process.shutdown import Shutdown, StopRequest
 from shalekv.cli.process.supervisor import ChildSupervisor, child_commands
+from shalekv.cli.process.traces import open_tracer
 from shalekv.errors import (
     DatabaseExists,
     ManifestConflict,
@@ -70,6 +71,7 @@ from shalekv.settings import WalChoice, WriterConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.retry import RefusalPolicy
+from shalekv.telemetry.tracing import Tracer
 from shalekv.write.quorum.links import Links
 
 # Errors that end a term but not the process: another writer, or a failure that may pass.
@@ -95,6 +97,7 @@ class WriterContext:
     announce: Callable[[str], None]  # called with HOST:PORT when it serves
     access: ProcessAccess
     audit: AuditLog | None
+    tracer: Tracer | None
     children: ChildReports
 
     @property
@@ -131,6 +134,7 @@ async def _open(context: WriterContext) -> Writer:
         since_epoch=since_epoch,
         links=context.links,
         policies=context.access.policies,
+        tracer=context.tracer,
     )
 
 
@@ -180,11 +184,12 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
             open_database(settings, runtime) as store,
             open_links(settings.tls, settings.server.wire) as links,
             open_access(settings, store, runtime, audit) as access,
+            open_tracer(settings.telemetry, "writer", store.url) as tracer,
         ):
-            server = bind(settings, runtime, access.guard)
+            server = bind(settings, runtime, access.guard, tracer=tracer)
             children = ChildReports(runtime.clock)
             context = WriterContext(
-                settings, runtime, store, links, server, announce, access, audit, children
+                settings, runtime, store, links, server, announce, access, audit, tracer, children
             )
             if settings.election.elect:
                 await serve_when_elected(context, stop)
