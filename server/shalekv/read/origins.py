@@ -96,7 +96,7 @@ class Origins:
         own = self._own.store
         store = open_store(url, own.runtime, _settings(own.settings, url, cas_mode))
         store.sent.add_up_in(own.sent)
-        opened = CasStore(store, own.runtime, own.settings, slow=own.counts.slow)
+        opened = CasStore(store, own.runtime, own.settings, counts=own.counts)
         self._opened[url, cas_mode] = (store, opened)
         return opened
 

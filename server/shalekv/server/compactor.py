@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -52,9 +52,9 @@ from shalekv.runtime import Runtime
 from shalekv.settings import CompactorConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.counting import StoreCallCounts
 from shalekv.store.manifests import CompactorManifest
 from shalekv.store.retry import Backoff
-from shalekv.telemetry.slow_requests import SlowRequests
 from shalekv.telemetry.tracing import Tracer
 from shalekv.write.logical_time import StoreTime
 
@@ -175,7 +175,7 @@ class Compactor:
         self._failing = Backoff(first_ms, max(longest_ms, idle_poll_ms))
 
     @classmethod
-    async def open(
+    async def open(  # noqa: PLR0913 - what it shares with others of its process
         cls,
         store: ObjectStore,
         *,
@@ -184,6 +184,7 @@ class Compactor:
         hurry: asyncio.Event,
         parts: PartRunner | None = None,
         merges: ProcessMerges | None = None,
+        counts: StoreCallCounts | None = None,
         holder: str = "compactor",
         after: CompactorId | None = None,
     ) -> Compactor:
@@ -192,13 +193,12 @@ class Compactor:
         With `after`, take over from that compactor only, as `claim_compaction`. `hurry` is set by
         the caller when uncompacted data holds writes back, and cleared here. `parts` runs the parts
         of merges; by default this process does, one after the other. `merges` are those of all
-        databases of this process.
+        databases of this process. Its requests are counted in `counts`.
 
         Raises `DatabaseNotFound`, `CorruptObject`, `StoreError`; `Superseded` when another one has
         taken over from `after`.
         """
-        slow = SlowRequests(settings.telemetry.slow_ms)
-        cas = CasStore(store, runtime, settings.store, slow=slow)
+        cas = CasStore(store, runtime, settings.store, counts=counts)
         leases = CompactorLeases(cas, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
         manifest = await claim_compaction(cas, leases, after=after)
         log.info("compacting", epoch=manifest.own.epoch, url=store.url)
@@ -352,6 +352,7 @@ class CompactionTarget:
     store: ObjectStore
     runtime: Runtime
     parts: PartRunner
+    counts: StoreCallCounts = field(default_factory=StoreCallCounts)  # several may share them
 
 
 class Compactors:
@@ -465,6 +466,7 @@ class _Database:
                 hurry=self._hurry,
                 parts=self._target.parts,
                 merges=self._merges,
+                counts=self._target.counts,
                 holder=self._holder,
                 after=self._own,
             )

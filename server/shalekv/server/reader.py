@@ -30,9 +30,9 @@ from shalekv.settings import CompactorSettings, ReaderConfig
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.counting import StoreCallCounts
 from shalekv.store.disk_cache import open_disk_cache
 from shalekv.store.manifests import StoredManifest
-from shalekv.telemetry.slow_requests import SlowRequests
 from shalekv.watch.stream import Watches
 from shalekv.write.quorum.links import Links
 from shalekv.write.snapshots import SnapshotUsage
@@ -82,8 +82,8 @@ class Reader:
         `IllegalState`, `StoreError`.
         """
         began_ms = runtime.clock.monotonic_ms()
-        slow = SlowRequests(settings.telemetry.slow_ms)
-        cas = CasStore(store, runtime, settings.store, slow=slow)
+        counts = StoreCallCounts(settings.telemetry.slow_ms)
+        cas = CasStore(store, runtime, settings.store, counts=counts)
         views = OpenViews(settings.limits, runtime.clock, runtime.random)
         with cas.refusals.opening(OPEN_TIMEOUT_MS):
             engine = await _join(cas, settings, links, views)

@@ -26,8 +26,8 @@ from shalekv.settings import StoreSettings, WriterConfig
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.counting import StoreCallCounts
 from shalekv.store.disk_cache import open_disk_cache
-from shalekv.telemetry.slow_requests import SlowRequests
 from shalekv.telemetry.tracing import Tracer
 from shalekv.watch.stream import Watches
 from shalekv.wording import Trouble
@@ -85,8 +85,8 @@ class Writer:
         """
         clock = runtime.clock
         began_ms = clock.monotonic_ms()
-        slow = SlowRequests(settings.telemetry.slow_ms)
-        cas = CasStore(store, runtime, settings.store, slow=slow)
+        counts = StoreCallCounts(settings.telemetry.slow_ms)
+        cas = CasStore(store, runtime, settings.store, counts=counts)
         opened = await _open_log(
             cas, settings, advertise=advertise, since_epoch=since_epoch, links=links
         )

@@ -35,7 +35,6 @@ from shalekv.store.api import (
 from shalekv.store.counting import CountedRequest, Operation, StoreCallCounts
 from shalekv.store.reachability import Reachability
 from shalekv.store.retry import RETRY_INITIAL_MS, RETRY_MAX_MS, Backoff, RefusalPolicy
-from shalekv.telemetry.slow_requests import SlowRequests
 
 log = structlog.get_logger()
 
@@ -92,9 +91,9 @@ class CasStore:
         settings: StoreSettings,
         *,
         backoff: Backoff | None = None,
-        slow: SlowRequests | None = None,
+        counts: StoreCallCounts | None = None,
     ) -> None:
-        """`store` sends one request for each attempt. `slow` keeps the slowest; None: no matter."""
+        """`store` sends one request for each attempt. Several stores may count in `counts`."""
         self.runtime = runtime
         self.settings = settings  # with which stores of other databases are opened, too
         self.backoff = backoff or Backoff(RETRY_INITIAL_MS, RETRY_MAX_MS)
@@ -102,7 +101,7 @@ class CasStore:
         self.cas_mode = store.cas_mode
         self.sent = store.sent
         self.refusals = RefusalPolicy(store.sent, runtime)
-        self.counts = StoreCallCounts(slow or SlowRequests())
+        self.counts = counts or StoreCallCounts()
         self.reachability = Reachability(runtime.clock)  # of reads
         self._store = store
 

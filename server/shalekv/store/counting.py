@@ -8,8 +8,9 @@ All that costs some microseconds for a call, so every store that is opened count
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 from types import MappingProxyType
 
 from shalekv.errors import ObjectNotFound, StoreBroken, StoreError, StoreUnavailable
@@ -17,6 +18,7 @@ from shalekv.format.names import LEVELS_FOLDER, MANIFEST_FOLDER, WAL_FOLDER
 from shalekv.store.api import CreateOutcome, Unknown
 from shalekv.telemetry.activity import CURRENT, StoreRequest
 from shalekv.telemetry.histogram import Histogram
+from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.slow_requests import SlowRequests
 
 
@@ -124,9 +126,9 @@ FOLDERS = tuple(name.rstrip("/") for name in (MANIFEST_FOLDER, WAL_FOLDER, LEVEL
 class StoreCallCounts:
     """Counts of calls to one store; the numbers only grow."""
 
-    def __init__(self, slow: SlowRequests) -> None:
-        """`slow` keeps the slowest calls."""
-        self.slow = slow
+    def __init__(self, slow_ms: int = 0, *, now_ns: Callable[[], int] = perf_counter_ns) -> None:
+        """Attempts of more than `slow_ms` are slow; 0: none is."""
+        self.slow = SlowRequests(slow_ms, now_ns=now_ns)
         self._counts: dict[tuple[Operation, str], Count] = {}
 
     @property
@@ -136,6 +138,17 @@ class StoreCallCounts:
         The folder is one of `FOLDERS`, or "" for names elsewhere, and for names of several folders.
         """
         return MappingProxyType(self._counts)
+
+    def add_to(self, metrics: Metrics, process: str) -> None:
+        """Add the samples of these calls, which a process with this role has made."""
+        for (operation, folder), count in self._counts.items():
+            labels = (process, operation.value, folder)
+            answers = count.requests - count.failures
+            metrics.add("store_requests", answers, *labels, "ok")
+            metrics.add("store_requests", count.failures, *labels, "failed")
+            metrics.add("store_bytes", count.transferred_bytes, *labels)
+            metrics.add_histogram("store_request_duration_seconds", count.durations, *labels)
+        self.slow.add_to(metrics, process)
 
     def of(self, operation: Operation, name: str = "") -> Count:
         """Return the count for calls of `operation` with `name`, an object or a folder."""

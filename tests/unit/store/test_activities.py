@@ -14,10 +14,9 @@ from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore, RequestKind
 from shalekv.store.cas import CasStore
-from shalekv.store.counting import Operation
+from shalekv.store.counting import Operation, StoreCallCounts
 from shalekv.store.local import LocalStore
 from shalekv.telemetry.activity import CURRENT, Activity, CallActivity
-from shalekv.telemetry.slow_requests import SlowRequests
 from tests.kit.inline_runtime import InlineClock, gathered, inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore
 
@@ -45,7 +44,7 @@ async def test_each_request_is_recorded_with_its_attempts() -> None:
     """Operation, name, attempts, size, problem and times of each request are recorded."""
     inner = ScriptedStore()
     ticks = Ticks()
-    store = CasStore(inner, inline_runtime(), StoreSettings(), slow=SlowRequests(0, now_ns=ticks))
+    store = CasStore(inner, inline_runtime(), StoreSettings(), counts=StoreCallCounts(now_ns=ticks))
     call = CallActivity(0)
     CURRENT.set(call)
     inner.creates = [Fate.REFUSED]
@@ -103,14 +102,14 @@ async def test_the_time_of_an_attempt_is_that_of_the_store() -> None:
     """
     inner, ticks = ScriptedStore(), Ticks()
     runtime = inline_runtime()
-    slow = SlowRequests(0, now_ns=ticks)
-    store = CasStore(inner, runtime, StoreSettings(), slow=slow)
+    shared = StoreCallCounts(now_ns=ticks)
+    store = CasStore(inner, runtime, StoreSettings(), counts=shared)
     inner.creates = [Fate.REFUSED, Fate.ANSWERED]
     await store.claim("wal/1", b"x")
     await store.claim("wal/2", b"x")
     async for _ in store.list("wal/"):
         ticks.now_ns += 1_000_000
-    counts = store.counts.by_folder
+    counts = shared.by_folder
     created, listed = (counts[each, "wal"] for each in (Operation.CREATE, Operation.LIST))
     assert (created.durations.count, created.durations.total) == (3, 3)
     assert (listed.durations.count, listed.durations.total) == (1, 3)

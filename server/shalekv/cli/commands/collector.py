@@ -28,9 +28,9 @@ from shalekv.jobs.collect import CollectionPlan, CollectJob, CollectReport
 from shalekv.server.collector import Collector
 from shalekv.settings import CollectorConfig
 from shalekv.store.cas import CasStore
+from shalekv.store.counting import StoreCallCounts
 from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.process_use import add_process_use
-from shalekv.telemetry.slow_requests import SlowRequests
 
 DRY_COLUMNS = ("name", "size_bytes", "modified_at_ms", "fate", "reason", "detail")
 Row = tuple[str | int, ...]
@@ -119,7 +119,9 @@ async def _run(
         stop = stack.enter_context(StopRequest())
         if with_parent:
             await stack.enter_async_context(parent_pipe(stop))
-        databases, clock = await stack.enter_async_context(_databases(database_urls, settings))
+        counts = StoreCallCounts(settings.telemetry.slow_ms)
+        opened = _databases(database_urls, settings, counts)
+        databases, clock = await stack.enter_async_context(opened)
         tracing = open_tracer(settings.telemetry, _ROLE, *database_urls)
         tracer = await stack.enter_async_context(tracing)
         interval_ms = settings.collector.collect_interval_ms
@@ -127,12 +129,13 @@ async def _run(
 
         def fill(metrics: Metrics) -> None:
             add_process_use(metrics, _ROLE)
+            counts.add_to(metrics, _ROLE)
             add_spans(metrics, tracer)
             metrics.merge(role.done)
 
         if with_parent:
-            counts = [database.sent for database in databases]
-            stack.enter_context(reporting_to_parent(counts, fill))
+            sent = [database.sent for database in databases]
+            stack.enter_context(reporting_to_parent(sent, fill))
         log.info("collecting", urls=[database.url for database in databases])
         with stop.interruptible():
             await role.run()
@@ -162,11 +165,12 @@ async def _plans(
 
 @asynccontextmanager
 async def _databases(
-    database_urls: Sequence[str], settings: CollectorConfig
+    database_urls: Sequence[str], settings: CollectorConfig, counts: StoreCallCounts | None = None
 ) -> AsyncIterator[tuple[list[CollectJob], MachineClock]]:
     async with open_databases(database_urls, settings.store) as opened:
-        slow = SlowRequests(settings.telemetry.slow_ms)
-        stores = [CasStore(store, runtime, settings.store, slow=slow) for store, runtime in opened]
+        stores = [
+            CasStore(store, runtime, settings.store, counts=counts) for store, runtime in opened
+        ]
         yield [CollectJob(store, settings.collector) for store in stores], MachineClock()
 
 

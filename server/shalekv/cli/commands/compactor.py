@@ -34,6 +34,7 @@ from shalekv.jobs.compact.parts import MergePart, OwnProcessParts, PartResult
 from shalekv.server.compactor import CompactionTarget, Compactors
 from shalekv.settings import CompactorConfig
 from shalekv.store.cas import CasStore
+from shalekv.store.counting import StoreCallCounts
 from shalekv.telemetry.metrics import Metrics, decode_metrics
 from shalekv.telemetry.process_use import add_process_use
 
@@ -131,7 +132,11 @@ class ProcessParts:
     ) -> PartResult:
         settings = self._settings
         task = PartTask(
-            url=self._store.url, part=part, store=settings.store, process=settings.server
+            url=self._store.url,
+            part=part,
+            store=settings.store,
+            process=settings.server,
+            telemetry=settings.telemetry,
         )
         try:
             line = await _converse(process, task, is_lifted)
@@ -227,12 +232,13 @@ async def _compact(
         if has_parent_pipe:
             await stack.enter_async_context(parent_pipe(stop, hurry))
         opened = await stack.enter_async_context(open_databases(urls, settings.store))
+        counts = StoreCallCounts(settings.telemetry.slow_ms)
         parts = [
-            ProcessParts(CasStore(store, runtime, settings.store), settings)
+            ProcessParts(CasStore(store, runtime, settings.store, counts=counts), settings)
             for store, runtime in opened
         ]
         targets = [
-            CompactionTarget(store, runtime, each)
+            CompactionTarget(store, runtime, each, counts)
             for (store, runtime), each in zip(opened, parts, strict=True)
         ]
         holder = f"compactor {os.getpid()} on {socket.gethostname()}"
@@ -242,6 +248,7 @@ async def _compact(
         def fill(metrics: Metrics) -> None:
             add_process_use(metrics, ROLE)
             add_spans(metrics, tracer)
+            counts.add_to(metrics, ROLE)
             metrics.merge(role.done)
             for each in parts:
                 metrics.merge(each.done)

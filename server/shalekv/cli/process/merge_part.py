@@ -22,9 +22,10 @@ from shalekv.errors import ShaleError
 from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.parts import MergePart, PartResult, run_part
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import ProcessSettings, StoreSettings
+from shalekv.settings import ProcessSettings, StoreSettings, TelemetrySettings
 from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
+from shalekv.store.counting import StoreCallCounts
 from shalekv.store.opening import open_store
 from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.process_use import add_process_use
@@ -46,6 +47,7 @@ class PartTask(_Message):
     part: MergePart
     store: StoreSettings
     process: ProcessSettings
+    telemetry: TelemetrySettings
 
 
 class PartReply(_Message):
@@ -83,8 +85,9 @@ async def run_task() -> None:
 async def _reply(task: PartTask, lifted: asyncio.Event) -> PartReply:
     runtime = Runtime(MachineClock(), SystemRandom(), ThreadWorkers(task.store.threads))
     store = open_store(task.url, runtime, task.store)
+    counts = StoreCallCounts(task.telemetry.slow_ms)
     try:
-        cas = CasStore(store, runtime, task.store)
+        cas = CasStore(store, runtime, task.store, counts=counts)
         pace = TokenBucket(runtime.clock, task.part.bytes_per_s, lifted.is_set)
         reply = PartReply(result=await run_part(cas, task.part, pace))
     except ShaleError as error:
@@ -93,6 +96,7 @@ async def _reply(task: PartTask, lifted: asyncio.Event) -> PartReply:
         await store.close()
     metrics = Metrics()
     add_process_use(metrics, ROLE)
+    counts.add_to(metrics, ROLE)
     used = {"sent": dict(store.sent.by_kind), "metrics": metrics.encode()}
     return reply.model_copy(update=used)
 

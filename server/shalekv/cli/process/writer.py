@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -48,6 +49,7 @@ from shalekv.cli.process.supervisor import ChildSupervisor, child_commands
 from shalekv.cli.process.traces import open_tracer
 from shalekv.errors import (
     DatabaseExists,
+    Fenced,
     ManifestConflict,
     QuorumUnavailable,
     StandingBy,
@@ -71,6 +73,7 @@ from shalekv.settings import WalChoice, WriterConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.retry import RefusalPolicy
+from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.tracing import Tracer
 from shalekv.write.quorum.links import Links
 
@@ -99,6 +102,7 @@ class WriterContext:
     audit: AuditLog | None
     tracer: Tracer | None
     children: ChildReports
+    done: Metrics  # elections and fences, since the process began
 
     @property
     def address(self) -> str:
@@ -187,15 +191,44 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
             open_tracer(settings.telemetry, "writer", store.url) as tracer,
         ):
             server = bind(settings, runtime, access.guard, tracer=tracer)
-            children = ChildReports(runtime.clock)
             context = WriterContext(
-                settings, runtime, store, links, server, announce, access, audit, tracer, children
+                settings,
+                runtime,
+                store,
+                links,
+                server,
+                announce,
+                access,
+                audit,
+                tracer,
+                children=ChildReports(runtime.clock),
+                done=_events_of(settings),
             )
             if settings.election.elect:
                 await serve_when_elected(context, stop)
             else:
                 await _serve_at_once(context, stop)
     _log.info("stopped")
+
+
+def _events_of(settings: WriterConfig) -> Metrics:
+    """Return the events that a process may count, none of which has happened."""
+    done = Metrics()
+    done.add("fenced", 0)
+    if settings.election.elect:
+        for event in ("started", "lost", "fenced", "failed"):
+            done.add("elections", 0, event)
+    return done
+
+
+@contextmanager
+def _noting_fence(done: Metrics) -> Iterator[None]:
+    """Count in `done` if what runs while entered ends because another writer has taken over."""
+    try:
+        yield
+    except Fenced:
+        done.add("fenced", 1)
+        raise
 
 
 async def _serve_at_once(context: WriterContext, stop: StopRequest) -> None:
@@ -205,7 +238,8 @@ async def _serve_at_once(context: WriterContext, stop: StopRequest) -> None:
     grace_ms = context.settings.server.shutdown_grace_ms
     await start_serving(writer, context.server, context.announce, context.audit)
     children = child_supervisor(context, writer)
-    await children.run_beside(run_role(writer, context.server, stop, grace_ms))
+    with _noting_fence(context.done):
+        await children.run_beside(run_role(writer, context.server, stop, grace_ms))
 
 
 async def serve_when_elected(context: WriterContext, stop: StopRequest) -> None:
@@ -244,9 +278,13 @@ async def _serve_in_terms(
             term = await elector.campaign()
         if term is None:
             return
+        context.done.add("elections", 1, "started")
         try:
-            await _Term(context, term, standby, stop).run()
+            with _noting_fence(context.done):
+                await _Term(context, term, standby, stop).run()
         except _ENDS_A_TERM as error:
+            event = "fenced" if isinstance(error, Fenced) else "failed"
+            context.done.add("elections", 1, event)
             _log.warning("standing by again", reason=error.reason, problem=str(error))
             ttl_ms = context.settings.election.lease_ttl_ms
             with stop.interruptible():  # do not fence a writer that took over by force at once
@@ -363,4 +401,5 @@ class _Term:
     async def _end_when_lost(self) -> None:
         why = await self._term.keep()
         _log.warning("lease lost", problem=why)
+        self._context.done.add("elections", 1, "lost")
         self._shutdown.request()

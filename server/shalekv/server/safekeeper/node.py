@@ -42,13 +42,13 @@ from shalekv.server.safekeeper.relaying import Relays
 from shalekv.settings import MIB, SafekeeperConfig, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.counting import StoreCallCounts
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 from shalekv.store.opening import open_store
 from shalekv.store.safekeeper_log.folder import DataFolder
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.safekeeper_log.syncer import Syncer
 from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, parse_url
-from shalekv.telemetry.slow_requests import SlowRequests
 from shalekv.version import VERSION
 from shalekv.write.quorum.links import DatabasePlace, NodeStatus, RelayLinks
 
@@ -95,6 +95,22 @@ def _with_slash(folder: str) -> str:
     return f"{folder}/" if folder else ""
 
 
+class Archives:
+    """The stores of databases, and the counts of all requests to them."""
+
+    def __init__(self, settings: SafekeeperConfig, runtime: Runtime, open_store: OpenStore) -> None:
+        """Open none yet."""
+        self.counts = StoreCallCounts(settings.telemetry.slow_ms)
+        self._settings = settings.store
+        self._runtime = runtime
+        self._open_store = open_store
+
+    def open(self, url: str) -> tuple[ObjectStore, CasStore]:
+        """Open the store of a database, which the caller closes."""
+        store = self._open_store(url, self._runtime, self._settings)
+        return store, CasStore(store, self._runtime, self._settings, counts=self.counts)
+
+
 class Node:
     """The members of one data folder. It answers requests while `run` runs."""
 
@@ -113,7 +129,7 @@ class Node:
         self._folder = folder
         self._syncer = syncer
         self._runtime = runtime
-        self._open_store = open_store
+        self._archives = Archives(settings, runtime, open_store)
         self._hosted: Mapping[bytes, HostedMember] = {}  # by database; replaced, and never changed
         self._membership_lock = asyncio.Lock()  # while members are added or removed
         self._tasks: asyncio.TaskGroup | None = None
@@ -308,19 +324,14 @@ class Node:
 
     def _host(self, member_log: MemberLog) -> HostedMember:
         member = LocalMember(member_log, self._syncer, self.settings.safekeeper, self._runtime)
-        store = self._open_store(member.identity.url, self._runtime, self.settings.store)
-        slow = SlowRequests(self.settings.telemetry.slow_ms)
-        cas = CasStore(store, self._runtime, self.settings.store, slow=slow)
-        hosted = HostedMember(member, store, cas)
+        hosted = HostedMember(member, *self._archives.open(member.identity.url))
         self._hosted = {**self._hosted, member.identity.database_id: hosted}
         return hosted
 
     async def _create(self, place: DatabasePlace, request_id: bytes) -> HostedMember:
-        store = self._open_store(place.url, self._runtime, self.settings.store)
+        store, cas = self._archives.open(place.url)
         try:
-            await check_database(
-                CasStore(store, self._runtime, self.settings.store), place.database_id
-            )
+            await check_database(cas, place.database_id)
         finally:
             await store.close()
         member_id = self._runtime.random.randbytes(_ID_BYTES)
