@@ -1,0 +1,1 @@
+"""What is in ops/, run by a real Prometheus over real processes."""
