@@ -292,6 +292,12 @@ class BackupBusy(ShaleError):
     reason = "BACKUP_BUSY"
 
 
+class ProfileRefused(ShaleError):
+    """No profile can be taken: another one is, or the server lacks a package. See the message."""
+
+    reason = "PROFILE_REFUSED"
+
+
 class Stopping(ShaleError):
     """This process no longer serves. Nothing was applied: try another address."""
 

@@ -35,6 +35,8 @@ SET_POLICY = Method(
     f"/{ADMIN}/SetAccessPolicy", admin_pb2.SetAccessPolicyRequest, admin_pb2.SetAccessPolicyReply
 )
 INGEST = Method(f"/{ADMIN}/IngestSst", admin_pb2.IngestSstRequest, admin_pb2.IngestSstReply)
+PROFILE = Method(f"/{ADMIN}/Profile", admin_pb2.ProfileRequest, admin_pb2.ProfileReply)
+PROFILE_FORMAT = admin_pb2.ProfileFormat.ValueType
 STATS = Method(f"/{ADMIN}/Stats", admin_pb2.StatsRequest, admin_pb2.StatsReply)
 
 
@@ -226,6 +228,28 @@ def _quota_message(quota: AccessQuota) -> access_pb2.AccessQuota | None:
         return None
     limits = {limit.name: getattr(quota, limit.name) for limit in fields(AccessQuota)}
     return access_pb2.AccessQuota(**limits)
+
+
+class ProfileFormat(enum.Enum):
+    """Format of a profile. The numbers are those of the protocol."""
+
+    TEXT = 1  # a tree for a terminal
+    HTML = 2  # a page for a browser
+    SPEEDSCOPE = 3  # JSON for https://www.speedscope.app
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Functions in which a server has spent its time."""
+
+    view: View
+    text: str  # in the format that was asked for
+    samples: int  # that it is made of
+
+
+def profile_of(reply: admin_pb2.ProfileReply) -> Profile:
+    """Decode the reply to `Client.profile`."""
+    return Profile(view_of(reply.header), reply.profile, reply.samples)
 
 
 class RequestKind(enum.Enum):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # each is imported by the method that uses it
     from pathlib import Path
 
     from shalekv.v1 import admin_pb2
-    from shalekv_client.admin import Stats
+    from shalekv_client.admin import Profile, ProfileFormat, Stats
     from shalekv_client.errors import ShaleKVError
     from shalekv_client.routing.access_token import TokenFunction
     from shalekv_client.scan import Scan
@@ -321,6 +321,34 @@ class Client(DataCalls, AdminCalls, AsyncCloseable):
             return await attempt(server.channel, STATS, STATS.request(), left_ms)
 
         return stats_of(await self.fleet.run(ask, self._first(), self._time_ms(timeout_ms)))
+
+    async def profile(
+        self,
+        duration_ms: int = 10_000,
+        *,
+        profile_format: ProfileFormat | None = None,
+        timeout_ms: int | None = None,
+    ) -> Profile:
+        """Observe for a time in which functions the server at the first address spends its time.
+
+        The default of `profile_format` is a text, that of `timeout_ms` the client's timeout beyond
+        `duration_ms`. Needs the verb ADMIN. Raises `NotApplied` while another profile is taken, and
+        where the server has no pyinstrument.
+        """
+        from shalekv_client.admin import PROFILE, PROFILE_FORMAT, profile_of
+
+        request = PROFILE.request(duration_ms=duration_ms)
+        if profile_format is not None:
+            request.format = PROFILE_FORMAT(profile_format.value)
+
+        async def ask(server: Server, left_ms: float) -> admin_pb2.ProfileReply:
+            return await attempt(server.channel, PROFILE, request, left_ms)
+
+        if timeout_ms is None:
+            timeout_ms = self._timeout_ms + duration_ms
+        endpoint = self.fleet.endpoints.get(self.address)
+        target = CallTarget(Destination.BY_POLICY, is_repeatable=False, only=endpoint)
+        return profile_of(await self.fleet.run(ask, target, self._time_ms(timeout_ms)))
 
     async def _call(self, operation: Operation[ResultT], timeout_ms: int | None) -> ResultT:
         size_bytes = len(operation.data)

@@ -60,6 +60,7 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "RECORD_TRIMMED": errors.NotApplied,
         "REPLY_TOO_LARGE": errors.ReplyTooLarge,
         "DEADLINE_PASSED": errors.DeadlinePassed,
+        "PROFILE_REFUSED": errors.NotApplied,
         "STOPPING": errors.Stopping,
         "FENCED": errors.Fenced,
         "STANDING_BY": errors.Stopping,

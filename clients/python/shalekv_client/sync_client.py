@@ -425,6 +425,7 @@ class SyncClient(Closeable):
     ingest = _blocking(Client.ingest)
     status = _blocking(Client.status)
     stats = _blocking(Client.stats)
+    profile = _blocking(Client.profile)
     create_snapshot = _blocking(Client.create_snapshot)
     renew_snapshot = _blocking(Client.renew_snapshot)
     list_snapshots = _blocking(Client.list_snapshots)

@@ -77,6 +77,7 @@ def admin_methods(service: AdminService, adapter: Adapter) -> Mapping[str, Metho
             "Status": adapter.unary(status, admin.StatusRequest),
             "Stats": adapter.unary(service.stats, admin.StatsRequest),
             "ListSlowCalls": adapter.unary(list_slow_calls, admin.ListSlowCallsRequest),
+            "Profile": adapter.unary(service.profile, admin.ProfileRequest),
             "CreateSnapshot": adapter.unary(snapshots.create, admin.CreateSnapshotRequest),
             "RenewSnapshot": adapter.unary(snapshots.renew, admin.RenewSnapshotRequest),
             "ListSnapshots": adapter.unary(snapshots.list, admin.ListSnapshotsRequest),

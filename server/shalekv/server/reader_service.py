@@ -15,6 +15,7 @@ from shalekv.server import requests
 from shalekv.server.access.admin import AccessAdmin
 from shalekv.server.access.policies import AccessPolicies
 from shalekv.server.reads import Reads
+from shalekv.server.replies.profile import profile_reply
 from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call
 from shalekv.server.snapshots import SnapshotAdmin
@@ -142,6 +143,14 @@ class ReaderAdmin:
         del call  # as above
         requests.check_header(request.header)
         return self.store_use.reply(self.header())
+
+    def profile(
+        self, request: admin_pb2.ProfileRequest, call: Call
+    ) -> Answer[admin_pb2.ProfileReply]:
+        """Sample where this process spends its time."""
+        del call  # cancelled when its client has gone
+        requests.check_header(request.header)
+        return profile_reply(request, self._header)
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call

@@ -248,3 +248,9 @@ class AdminService(Protocol):
     def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
         """Count the requests that the processes of this server have sent to the object store."""
         ...
+
+    def profile(
+        self, request: admin_pb2.ProfileRequest, call: Call
+    ) -> Answer[admin_pb2.ProfileReply]:
+        """Sample where this process spends its time."""
+        ...

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from shalekv import errors
 from shalekv.errors import InvalidRequest, ShaleError
+from shalekv.server.replies.profile import profile_reply
 from shalekv.server.service import Answer, Call
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.watch.stream import Admit
@@ -217,6 +218,11 @@ class MemoryAdmin:
 
     def stats(self, _request: admin_pb2.StatsRequest, _call: Call) -> Answer[admin_pb2.StatsReply]:
         return admin_pb2.StatsReply(processes=[admin_pb2.ProcessRequests(role="test")])
+
+    def profile(
+        self, request: admin_pb2.ProfileRequest, _call: Call
+    ) -> Answer[admin_pb2.ProfileReply]:
+        return profile_reply(request, kv_pb2.ReplyHeader)
 
 
 class MemoryWatches:

@@ -26,6 +26,7 @@ OF_CLIENTS = {
     "access status": "",
     "access whoami": "",
     "add": "k",
+    "admin profile": "--seconds 0.1",
     "admin stats": "",
     "bench": "",
     "count": "p",
@@ -154,6 +155,17 @@ def test_what_a_store_or_an_elector_needs_is_named(server: Environment, tmp_path
     for call, (code, said) in ended(server, *calls).items():
         assert code == ExitCode.USAGE, said
         assert f"pip install 'shalekv[{calls[call]}]'" in said
+
+
+def test_what_profiles_need_is_named(server: Environment) -> None:
+    """A server without pyinstrument refuses a profile, and says what to install on it."""
+    program = (
+        "import asyncio\nfrom shalekv.errors import ProfileRefused\n"
+        "from shalekv.telemetry.profile import ProfileFormat, take_profile\n"
+        "try:\n    asyncio.run(take_profile(100, ProfileFormat.TEXT))\n"
+        "except ProfileRefused as e:\n    print(e)"
+    )
+    assert "pip install 'shalekv[profile]'" in server.run(program)
 
 
 def test_what_spark_needs_is_named(base: Environment) -> None:

@@ -8,23 +8,28 @@ import click
 
 from shalekv.cli.console.lazy_commands import CommandTable, LazyCommands
 
-_HELP = """Print requests to the object store and their cost; complete crashed creates; repair a
-database after a wrong clock.
+_HELP = """Print what a server costs and where it spends its time; complete crashed creates; repair
+a database after a wrong clock.
 
 \b
 Examples:
   shalekv admin stats --addr 10.0.0.5:7654
+  shalekv admin profile --seconds 30 --output profile.html
   shalekv admin recover --url s3://bucket/folder --cas two_phase
   shalekv admin repair-time --url s3://bucket/folder
   shalekv admin leases list --url s3://bucket/folder
 """
 
-# `stats` talks to a server, and needs only the packages of the client.
+# `stats` and `profile` talk to a server, and need only the packages of the client.
 MEMBERS: CommandTable = MappingProxyType(
     {
         "stats": (
             "shalekv.cli.commands.admin_stats:stats",
             "Print requests per minute and their cost.",
+        ),
+        "profile": (
+            "shalekv.cli.commands.admin_profile:profile",
+            "Print where a server spends its time.",
         ),
         "recover": (
             "shalekv.cli.commands.admin_recover:recover",

@@ -352,6 +352,12 @@ class WholeAdmin:
         """Raise `NotTheWriter`."""
         return self._own.ingest_sst(request, call)
 
+    def profile(
+        self, request: admin_pb2.ProfileRequest, call: Call
+    ) -> Answer[admin_pb2.ProfileReply]:
+        """Sample where this process spends its time; the others are not seen."""
+        return self._own.profile(request, call)
+
     async def own_status(self) -> admin_pb2.StatusReply:
         """Describe this process, its calls included."""
         reply = await _answered(self._own.status(admin_pb2.StatusRequest(), Call()))

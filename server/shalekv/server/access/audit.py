@@ -109,6 +109,7 @@ _METHODS: Mapping[type[Message], tuple[str, Verb, AuditLevel]] = {
     admin.IngestSstRequest: ("Admin.IngestSst", Verb.INGEST, AuditLevel.WRITES),
     admin.StatsRequest: ("Admin.Stats", Verb.ADMIN, AuditLevel.ADMIN),
     admin.ListSlowCallsRequest: ("Admin.ListSlowCalls", Verb.ADMIN, AuditLevel.ADMIN),
+    admin.ProfileRequest: ("Admin.Profile", Verb.ADMIN, AuditLevel.ADMIN),
     admin.CreateSnapshotRequest: ("Admin.CreateSnapshot", Verb.ADMIN, AuditLevel.ADMIN),
     admin.RenewSnapshotRequest: ("Admin.RenewSnapshot", Verb.ADMIN, AuditLevel.ADMIN),
     admin.ListSnapshotsRequest: ("Admin.ListSnapshots", Verb.ADMIN, AuditLevel.ADMIN),

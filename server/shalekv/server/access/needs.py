@@ -198,6 +198,7 @@ TABLE: Mapping[type[Message], NeedsOf] = MappingProxyType(
         admin.StatusRequest: _anything,
         admin.StatsRequest: _administer,
         admin.ListSlowCallsRequest: _administer,
+        admin.ProfileRequest: _administer,
         admin.CreateSnapshotRequest: _administer,
         admin.RenewSnapshotRequest: _administer,
         admin.ListSnapshotsRequest: _administer,

@@ -57,6 +57,7 @@ READS: list[Message] = [
 ADMINISTRATION: list[Message] = [
     admin.StatsRequest(),
     admin.ListSlowCallsRequest(),
+    admin.ProfileRequest(),
     admin.CreateSnapshotRequest(),
     admin.RenewSnapshotRequest(),
     admin.ListSnapshotsRequest(),

@@ -1,0 +1,167 @@
+"""Profiles: in which functions the thread of the event loop spends its processor time.
+
+A timer of the kernel signals the process after each few milliseconds of its processor time, and
+Python then shows the stack of its main thread: functions, and neither their arguments nor other
+values. While it computes nothing it is not disturbed. pyinstrument, which is imported for the first
+profile, makes a text or a page of the stacks. Its own sampler takes part in each call of a
+function: the server would be several times slower, and seem to be so where it calls most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import takewhile
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from shalekv.errors import InvalidRequest, ProfileRefused
+
+if TYPE_CHECKING:
+    from pyinstrument.session import Session
+
+DURATION_MS_MIN, DURATION_MS_MAX, DURATION_MS = 100, 60_000, 10_000
+INTERVAL_S: Final = 0.001  # of processor time; Linux rounds it up to its tick, most often 4 ms
+SHOWN_SHARE: Final = 0.005  # of the time: functions with less are left out of a text
+WAITING: Final = "waiting\0<for calls, the store, or a processor>\x000"
+
+_Stack: TypeAlias = tuple[CodeType, ...]  # the function that runs, and those that have called it
+
+
+class ProfileFormat(StrEnum):
+    """The form of a profile."""
+
+    TEXT = "text"  # a tree for a terminal
+    HTML = "html"  # a page for a browser
+    SPEEDSCOPE = "speedscope"  # JSON for https://www.speedscope.app
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile in its format, and the number of samples that it is made of."""
+
+    text: str
+    samples: int
+
+
+@dataclass(slots=True)
+class _Samples:
+    """Stacks of one thread, and the times in which they were seen."""
+
+    began_s: float = field(default_factory=time.time)
+    seen: Counter[_Stack] = field(default_factory=Counter)
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def add(self, _number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        stack = []
+        while frame is not None:
+            stack.append(frame.f_code)
+            frame = frame.f_back
+        self.seen[tuple(stack)] += 1
+
+
+async def take_profile(duration_ms: int, form: ProfileFormat) -> Profile:
+    """Observe the thread that calls this; 0: for 10 seconds. It ends early if it is cancelled.
+
+    Raises `ProfileRefused` without pyinstrument, and while another profile is taken.
+    """
+    duration_ms = duration_ms or DURATION_MS
+    if not DURATION_MS_MIN <= duration_ms <= DURATION_MS_MAX:
+        problem = f"must be {DURATION_MS_MIN} to {DURATION_MS_MAX}, not {duration_ms}"
+        raise InvalidRequest("duration_ms", problem)
+    await asyncio.to_thread(_load)
+    with _sampling() as samples:
+        await asyncio.sleep(duration_ms / 1_000)
+    text = await asyncio.to_thread(_rendered, _session(samples), form)
+    return Profile(text, samples.seen.total())
+
+
+def _load() -> None:
+    try:
+        import pyinstrument  # noqa: F401, PLC0415 - an extra, and slow
+    except ImportError:
+        raise ProfileRefused(
+            "the server has no pyinstrument, which makes profiles. Install it there, and start "
+            "the server again: pip install 'shalekv[profile]'"
+        ) from None
+
+
+@contextmanager
+def _sampling() -> Iterator[_Samples]:
+    """Take samples of this thread."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ProfileRefused("the server runs in a part of another program: profile that instead")
+    if signal.getsignal(signal.SIGPROF) is not signal.SIG_DFL:
+        raise ProfileRefused("another profile of this process is being taken: wait for its end")
+    samples = _Samples()
+    began_wall_s, began_cpu_s = time.perf_counter(), time.thread_time()
+    signal.signal(signal.SIGPROF, samples.add)
+    signal.siginterrupt(signal.SIGPROF, False)  # noqa: FBT003 - it has no names
+    signal.setitimer(signal.ITIMER_PROF, INTERVAL_S, INTERVAL_S)
+    try:
+        yield samples
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        # By default, a signal that is on its way would end the process.
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        samples.wall_s = time.perf_counter() - began_wall_s
+        samples.cpu_s = time.thread_time() - began_cpu_s
+
+
+def _session(samples: _Samples) -> Session:
+    """Return samples as pyinstrument has them; equal beginnings of stacks side by side."""
+    from pyinstrument.session import Session  # noqa: PLC0415 - an extra
+
+    each_s = samples.cpu_s / max(1, samples.seen.total())
+    records = sorted(
+        ([_identifier(code) for code in reversed(stack)], count * each_s)
+        for stack, count in samples.seen.items()
+    )
+    if records:  # leave out what all begin with: from the start of the program to the loop
+        first, last = records[0][0], records[-1][0]  # have in common what all have
+        both = zip(first, last, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        records = [(stack[max(0, common - 1) :], spent_s) for stack, spent_s in records]
+    records.append(([WAITING], max(0.0, samples.wall_s - samples.cpu_s)))
+    return Session(
+        frame_records=records,
+        start_time=samples.began_s,
+        duration=samples.wall_s,
+        min_interval=INTERVAL_S,
+        max_interval=INTERVAL_S,
+        sample_count=samples.seen.total(),
+        start_call_stack=[""],  # nothing is left out at its root
+        target_description="The thread of the event loop",
+        cpu_time=samples.cpu_s,
+        sys_path=sys.path,
+        sys_prefixes=Session.current_sys_prefixes(),
+    )
+
+
+def _identifier(code: CodeType) -> str:
+    return f"{code.co_qualname}\0{code.co_filename}\0{code.co_firstlineno}"
+
+
+def _rendered(session: Session, form: ProfileFormat) -> str:
+    from pyinstrument import processors, renderers  # noqa: PLC0415 - an extra
+
+    if form is ProfileFormat.HTML:
+        return str(renderers.HTMLRenderer().render(session))
+    if form is ProfileFormat.SPEEDSCOPE:
+        return str(renderers.SpeedscopeRenderer().render(session))
+    options = {"filter_threshold": SHOWN_SHARE}
+    text = renderers.ConsoleRenderer(unicode=True, processor_options=options)
+    # The server would be a library, too, and its functions be hidden as one group.
+    text.processors.remove(processors.group_library_frames_processor)
+    return text.render(session)

@@ -1,0 +1,72 @@
+"""Profiles show functions that compute, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from shalekv.clock import LoopClock
+from shalekv.errors import InvalidRequest, ProfileRefused
+from shalekv.telemetry.profile import (
+    DURATION_MS_MAX,
+    DURATION_MS_MIN,
+    ProfileFormat,
+    take_profile,
+)
+
+
+def computing_function(secret: bytes) -> int:
+    return sum(secret * 1_000)
+
+
+async def busy() -> None:
+    while True:
+        computing_function(b"do not show")
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("form", list(ProfileFormat))
+async def test_a_profile_shows_functions_without_values(form: ProfileFormat) -> None:
+    """What computes in another task is seen, by its name; arguments are in no format."""
+    task = asyncio.create_task(busy())
+    text, samples = "", 0
+    while not samples:  # on a machine that does other work
+        profile = await take_profile(150, form)
+        text, samples = profile.text, profile.samples
+    task.cancel()
+    assert "computing_function" in text
+    assert "waiting" in text
+    assert "do not show" not in text
+
+
+async def test_one_profile_at_a_time() -> None:
+    """A second profile is refused; when the first is cancelled, its timer ends, and others may."""
+    first = asyncio.create_task(take_profile(60_000, ProfileFormat.TEXT))
+    while not signal.getitimer(signal.ITIMER_PROF)[1]:
+        await LoopClock().sleep_ms(1)
+    with pytest.raises(ProfileRefused, match="another profile"):
+        await take_profile(100, ProfileFormat.TEXT)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert not signal.getitimer(signal.ITIMER_PROF)[1]
+    assert (await take_profile(100, ProfileFormat.TEXT)).text
+
+
+async def test_another_thread_is_not_observed() -> None:
+    """A server in a thread of another program refuses: only the main thread can be observed."""
+
+    def serve() -> None:
+        with pytest.raises(ProfileRefused, match="part of another program"):
+            asyncio.run(take_profile(100, ProfileFormat.TEXT))
+
+    await asyncio.to_thread(serve)
+
+
+@pytest.mark.parametrize("duration_ms", [DURATION_MS_MIN - 1, DURATION_MS_MAX + 1])
+async def test_the_duration_is_bounded(duration_ms: int) -> None:
+    """A profile of no time, or of more than a minute, is refused with the bounds."""
+    with pytest.raises(InvalidRequest, match="must be 100 to 60000"):
+        await take_profile(duration_ms, ProfileFormat.TEXT)
