@@ -2,7 +2,7 @@
 
 The least recently used item is evicted first. The first caller that misses a key loads it, in its
 own task; callers that come meanwhile wait for the result. If the loader is cancelled, one of the
-waiting callers takes over.
+waiting callers takes over. What the loader asks of the store is recorded for all that wait.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextvars import Token
 from typing import Generic, NamedTuple, TypeVar
+
+from shalekv.telemetry.activity import CURRENT, Activity, SharedActivity
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -23,8 +26,26 @@ class Sized(NamedTuple, Generic[V]):
     size_bytes: int
 
 
-# One future for each waiting caller; its result is the item, or None: load it yourself.
-_Waiters = dict["asyncio.Future[Sized[V] | None]", None]
+# One future for each waiting caller; its result is the item, or None: load it yourself. With what
+# is recorded for that caller.
+_Waiters = dict["asyncio.Future[Sized[V] | None]", Activity | None]
+
+
+class _Load(Generic[V]):
+    """The load of one key, and who waits for it."""
+
+    __slots__ = ("activity", "waiters")
+
+    def __init__(self) -> None:
+        self.waiters: _Waiters[V] = {}
+        self.activity = SharedActivity(None)
+
+    def begin(self) -> Token[Activity | None]:
+        """Record from now on, for all that wait, what this task does."""
+        self.activity = SharedActivity(CURRENT.get())
+        for activity in self.waiters.values():
+            self.activity.join(activity)
+        return CURRENT.set(self.activity)
 
 
 class Cache(Generic[K, V]):
@@ -37,7 +58,7 @@ class Cache(Generic[K, V]):
         # Items that the owner looks up often. It puts in what it has found, and counts its hits. As
         # all are dropped when an item is removed, each is marked as used again soon after that.
         self.often: dict[K, V] = {}
-        self._loading: dict[K, _Waiters[V]] = {}  # of each key that is being loaded
+        self._loading: dict[K, _Load[V]] = {}
         self.held_bytes = 0
         self.hits = 0
         self.misses = 0  # waiting for another's load counts, too
@@ -100,57 +121,61 @@ class Cache(Generic[K, V]):
         if found is not None:
             return found
         self.misses += 1
-        waiters = self._loading.get(key)
-        if waiters is not None:
-            given = await self._wait(key, waiters)
+        load = self._loading.get(key)
+        if load is not None:
+            given = await self._wait(key, load)
             if given is not None:
                 return given.item
         else:
-            waiters = self._loading[key] = {}
+            load = self._loading[key] = _Load()
+        token = load.begin()
         try:
             fetched = await fetch()
         except Exception as error:
-            self._end(key, waiters)
-            _fail(waiters, error)
+            self._end(key, load)
+            _fail(load.waiters, error)
             raise
         except BaseException:
-            self._hand_over(key, waiters)
+            self._hand_over(key, load)
             raise
-        self._end(key, waiters)
+        finally:
+            CURRENT.reset(token)
+        self._end(key, load)
         self.keep(key, *fetched)
-        for waiter in waiters:
+        for waiter in load.waiters:
             if not waiter.done():
                 waiter.set_result(fetched)
         return fetched.item
 
-    async def _wait(self, key: K, waiters: _Waiters[V]) -> Sized[V] | None:
+    async def _wait(self, key: K, load: _Load[V]) -> Sized[V] | None:
         """Return the item from the loader; None: the caller is the loader now."""
         waiter: asyncio.Future[Sized[V] | None] = asyncio.get_running_loop().create_future()
-        waiters[waiter] = None
+        load.waiters[waiter] = activity = CURRENT.get()
+        load.activity.join(activity)
         try:
             return await waiter
         except asyncio.CancelledError:
-            waiters.pop(waiter, None)
+            load.waiters.pop(waiter, None)
             # It may have been made the loader at the moment in which it was cancelled.
             if _is_loader(waiter):
-                self._hand_over(key, waiters)
+                self._hand_over(key, load)
             raise
         finally:
-            del waiter, waiters  # its error would hold this frame
+            del waiter, load  # its error would hold this frame
 
-    def _hand_over(self, key: K, waiters: _Waiters[V]) -> None:
+    def _hand_over(self, key: K, load: _Load[V]) -> None:
         """Make the first caller that still waits the loader."""
-        while waiters:
-            waiter = next(iter(waiters))
-            del waiters[waiter]
+        while load.waiters:
+            waiter = next(iter(load.waiters))
+            del load.waiters[waiter]
             if not waiter.done():
                 waiter.set_result(None)
                 return
-        self._end(key, waiters)
+        self._end(key, load)
 
-    def _end(self, key: K, waiters: _Waiters[V]) -> None:
+    def _end(self, key: K, load: _Load[V]) -> None:
         """Note that the key is not being loaded any more."""
-        if self._loading.get(key) is waiters:
+        if self._loading.get(key) is load:
             del self._loading[key]
 
 

@@ -27,6 +27,7 @@ from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Version
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.sst_reader import OPENED_AT_ONCE, LevelSsts, OpenSst
+from shalekv.telemetry.activity import CallActivity, current_call
 
 FETCHED_AT_ONCE = 64  # requests of one caller; the read budget bounds those of all
 
@@ -50,14 +51,17 @@ async def find(ssts: LevelSsts, version: Version, key: bytes) -> Entry | None:
     hashed = key_hash(key)
     sources = [*version.sources_of(key)]
     loaded: dict[bytes, OpenSst] = {}
+    call = current_call()
     for at, info in enumerate(sources):
+        if call is not None:
+            call.ssts_searched += 1
         opened = loaded.get(info.id) or ssts.cached(info)
         if opened is None:
             # The SSTs below are probably not in memory, either: wait once, not for each.
             loaded = await ssts.open_many(sources[at:])
             opened = loaded[info.id]
         fragment = opened.range_tombstones.over(key)
-        found = await _find_in_sst(ssts, opened, Section.POINTS, key, hashed)
+        found = await _find_in_sst(ssts, opened, Section.POINTS, key, hashed, call)
         if found is not None:
             return found if fragment is None or found.seq >= fragment.seq else None
         if fragment is not None:
@@ -74,8 +78,11 @@ async def find_record(ssts: LevelSsts, version: Version, record_key: bytes) -> E
         return None
     hashed = key_hash(record_key)
     opened = await ssts.open_many(version.system)
+    call = current_call()
     for info in version.system:
-        found = await _find_in_sst(ssts, opened[info.id], Section.SYSTEM, record_key, hashed)
+        if call is not None:
+            call.ssts_searched += 1
+        found = await _find_in_sst(ssts, opened[info.id], Section.SYSTEM, record_key, hashed, call)
         if found is not None:
             return found
     return None
@@ -169,13 +176,23 @@ def may_hold_record(ssts: LevelSsts, version: Version, record_key: bytes) -> boo
 
 
 async def _find_in_sst(
-    ssts: LevelSsts, opened: OpenSst, section: Section, key: bytes, hashed: int
+    ssts: LevelSsts,
+    opened: OpenSst,
+    section: Section,
+    key: bytes,
+    hashed: int,
+    call: CallActivity | None,
 ) -> Entry | None:
     """Return the newest entry of `key` in one SST, which a range tombstone may hide."""
     number = _candidate_block(ssts, opened, section, key, hashed)
     if number is None:
         return None
-    block = ssts.block_at_hand(opened, number) or await ssts.block(opened, number)
+    block = ssts.block_at_hand(opened, number)
+    if call is not None:
+        call.blocks_cached += block is not None
+        call.blocks_fetched += block is None
+    if block is None:
+        block = await ssts.block(opened, number)
     found = block.find(key)
     if found is None:
         ssts.filter_counts.false_positives += opened.filter is not None
@@ -260,6 +277,9 @@ class _Routes:
             self._add_key(key)
             await _yield_sometimes(count)
         unopened = [*self._keys_by_sst.values()]
+        call = current_call()
+        if call is not None:
+            call.ssts_searched += len(unopened)
 
         async def work() -> None:
             while unopened:
@@ -361,6 +381,12 @@ async def _read(ssts: LevelSsts, searches: Sequence[_BlockSearch]) -> None:
         else:
             search.run(block)
         await _yield_sometimes(count)
+
+    call = current_call()
+    if call is not None:
+        fetched = sum(map(len, groups))
+        call.blocks_cached += len(searches) - fetched
+        call.blocks_fetched += fetched
 
     async def work() -> None:
         while groups:

@@ -38,6 +38,7 @@ from shalekv.protocol.manifest import Version, overlaps, upper_bound
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.sorted_runs import EMPTY_RUN, SKIPS_MAX, MemoryRun, entries_bytes
 from shalekv.read.sst_reader import FetchedBlocks, LevelSsts, OpenSst
+from shalekv.telemetry.activity import current_call
 
 WINDOW_ROWS = 1_024  # entries decoded at once, unless one block has more: about a millisecond
 KEPT_BLOCKS_MAX = 4  # blocks: a larger request belongs to a long scan, and is not cached
@@ -121,6 +122,9 @@ class LevelSource:
         for info in self._infos:
             if hidden and is_hidden(info, self._keys, hidden):
                 continue
+            call = current_call()
+            if call is not None:
+                call.ssts_searched += 1
             opened = await self._ssts.metadata(info, with_filter=False)
             if opened.filter is not None:
                 opened = replace(opened, filter=None)  # a long scan should not hold it

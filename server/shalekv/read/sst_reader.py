@@ -43,6 +43,7 @@ from shalekv.settings import KIB, MIB, CacheSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache, DiskCounters
 from shalekv.store.disk_cache_folder import CachedPart
+from shalekv.telemetry.activity import current_call
 
 # Objects, tuples and dictionary slots beside the bytes that were read, measured: 600 of a block,
 # 1,900 of the rest.
@@ -449,6 +450,10 @@ class LevelSsts:
         find = self._blocks.find if keep else self._blocks.peek
         held = {number: find((id_, number, index.assigned_seq)) for number in numbers}
         missing = [number for number, block in held.items() if block is None]
+        call = current_call()
+        if call is not None:
+            call.blocks_cached += len(held) - len(missing)
+            call.blocks_fetched += len(missing)
         fetched = FetchedBlocks(opened, {number: block for number, block in held.items() if block})
         if not missing:
             return fetched

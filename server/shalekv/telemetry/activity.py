@@ -106,8 +106,10 @@ class SharedActivity(Activity):
             self.sent = owner.sent
             self._waiting.append(owner)
 
-    def join(self, activity: Activity) -> None:
-        """Let one more activity wait."""
+    def join(self, activity: Activity | None) -> None:
+        """Let one more activity wait, if it does not already."""
+        if activity is None or activity in self._waiting:
+            return
         self._waiting.append(activity)
         for request in self.requests:
             activity.wait_for(request)
@@ -140,8 +142,8 @@ class CallActivity(Activity):
         self.commit: CommitActivity | None = None  # the commit that made it durable
         self.waited_ns: Counter[str] = Counter()  # for admission, a read set, a turn, and so on
         self.ssts_searched = 0
-        self.blocks_cached = 0  # blocks that were in memory
-        self.blocks_fetched = 0  # blocks from the store, or the cache on disk
+        self.blocks_cached = 0  # blocks that were at hand: in memory, or in a file that is open
+        self.blocks_fetched = 0  # blocks that were waited for: of the store, or the cache on disk
 
     @property
     def call_count(self) -> int:
@@ -207,6 +209,12 @@ class CommitActivity(Activity):
 CURRENT: ContextVar[Activity | None] = ContextVar("CURRENT", default=None)
 
 
+def current_call() -> CallActivity | None:
+    """Return the activity of the call for which the task runs; None: there is none."""
+    activity = CURRENT.get()
+    return activity if isinstance(activity, CallActivity) else None
+
+
 class Wait:
     """Context manager that adds the time inside it to what the call of the task has waited for."""
 
@@ -223,6 +231,6 @@ class Wait:
 
     def __exit__(self, *_: object) -> None:
         """Note that it is over."""
-        activity = CURRENT.get()
-        if isinstance(activity, CallActivity):
-            activity.waited_ns[self._what] += perf_counter_ns() - self._began_ns
+        call = current_call()
+        if call is not None:
+            call.waited_ns[self._what] += perf_counter_ns() - self._began_ns

@@ -11,6 +11,7 @@ import pytest
 from shalekv.errors import StoreUnavailable
 from shalekv.read.cache import Cache, Sized
 from shalekv.read.read_budget import ReadBudget
+from shalekv.telemetry.activity import CURRENT, CallActivity
 from tests.kit.engine.running_log import quiesce
 from tests.kit.seeds import random_of
 
@@ -207,3 +208,40 @@ async def test_any_cancellations(number: int) -> None:
                 waiting_ends.pop().set()
             await asyncio.sleep(0)
     assert (budget.in_flight_bytes, budget.waiting_count) == (0, 0)
+
+
+async def test_what_a_load_requests_is_recorded_for_all_that_wait() -> None:
+    """All callers of a load record its requests, also those that come later; the loader pays."""
+    cache: Cache[str, str] = Cache(100)
+    loads = Loads()
+    activities = [CallActivity(0) for _ in range(4)]
+
+    async def call(activity: CallActivity | None) -> str:
+        CURRENT.set(activity)
+        return await cache.load("a", fetch)
+
+    async def fetch() -> Sized[str]:
+        current = CURRENT.get()
+        assert current is not None
+        request = current.begin_request("get_range", "levels/1", 0)
+        current.sent["read"] += 1
+        try:
+            return await loads.fetch()
+        finally:
+            request.ended_ns = 1
+
+    async with asyncio.TaskGroup() as tasks:
+        first, *later = [tasks.create_task(call(each)) for each in (*activities, activities[1])]
+        background = tasks.create_task(call(None))
+        await quiesce()
+        first.cancel()  # the second one loads
+        await quiesce()
+        loads.begun[1].set_result(Sized("A", 1))
+    assert {task.result() for task in (*later, background)} == {"A"}
+    given_up, *others = activities
+    assert [len(each.requests) for each in activities] == [1, 2, 2, 2]
+    assert all(each.requests == others[0].requests for each in others)
+    assert given_up.requests[0] is others[0].requests[0]
+    assert [request.waiting_calls for request in others[0].requests] == [4, 3]
+    assert [dict(each.sent) for each in activities] == [{"read": 1}, {"read": 1}, {}, {}]
+    assert CURRENT.get() is None

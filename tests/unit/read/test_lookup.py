@@ -10,10 +10,12 @@ import pytest
 from shalekv.errors import BadChecksum, StoreUnavailable
 from shalekv.format.names import level_name
 from shalekv.format.records import record_key
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.manifest import SYSTEM_LEVEL, Version
 from shalekv.read.lookup import find, find_many, find_record, may_hold, may_hold_record
+from shalekv.read.source import level_sources
 from shalekv.read.sst_reader import LevelSsts
+from shalekv.telemetry.activity import CURRENT, CallActivity
 from tests.kit.engine.levels import Levels, add_run, range_tombstone
 
 KEYS = 5_000
@@ -192,3 +194,35 @@ async def test_the_error_of_one_of_many_reads_is_the_error() -> None:
         await find_many(fresh, version, requested)
     assert (raised.value.name, raised.value.offset) == (level_name(info.id), handle.offset)
     assert fresh.counters.in_flight_bytes == 0
+
+
+async def test_a_call_records_what_its_reads_have_searched(large: Levels) -> None:
+    """SSTs that were searched, and blocks at hand or fetched, are recorded for the call alone."""
+    deep = 30
+    ssts, version = opened(large)
+    one, again, many, scanned = (CallActivity(0) for _ in range(4))
+    key = key_of(deep)
+    CURRENT.set(one)
+    found = await find(ssts, version, key)
+    assert found is not None
+    assert found.seq == 96  # in the last level
+    CURRENT.set(again)
+    assert await find(ssts, version, key) is not None
+    assert again.ssts_searched == one.ssts_searched > 1
+    assert (one.blocks_cached, one.blocks_fetched) == (0, 1)
+    assert (again.blocks_cached, again.blocks_fetched) == (1, 0)
+    assert [request.operation for request in again.requests] == []
+    # All the metadata, and the block.
+    assert len(one.requests) == len([*version.sources_of(key)]) + 1
+    CURRENT.set(many)
+    keys = [key_of(number) for number in range(deep, 500)]
+    assert len(await find_many(ssts, version, keys)) == len(keys)
+    assert many.ssts_searched <= len(large.infos)
+    assert many.blocks_cached > 0
+    assert many.blocks_fetched > 10
+    CURRENT.set(scanned)
+    sources = level_sources(ssts, version, KeyRange(key_of(deep), key_of(100)), reverse=False)
+    for source in sources:
+        await source.next()
+    assert scanned.ssts_searched == len(sources) > 1
+    assert scanned.blocks_cached + scanned.blocks_fetched >= len(sources)

@@ -12,6 +12,7 @@ from shalekv.concurrency import FifoLock
 from shalekv.errors import InvalidRequest, OutcomeUnknown, QueueFull, Stopping, StoreBroken
 from shalekv.server import requests
 from shalekv.server.service import Call
+from shalekv.telemetry.activity import CURRENT, CallActivity
 from shalekv.v1 import kv_pb2
 from shalekv.write.admission import RETRY_AFTER_MS
 from shalekv.write.commit import changes_bytes
@@ -99,6 +100,24 @@ async def test_a_large_batch_lets_others_run_and_is_not_overtaken_in_its_session
         batch.changes[-1].delete.key = b""
         with pytest.raises(InvalidRequest, match=f"changes.{count}.*delete.key"):
             await writer.ask(batch)
+
+
+async def test_a_call_records_what_it_has_waited_for() -> None:
+    """A write that waits for admission, and then for its commit, tells both."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        full(writer)
+        calls = [CallActivity(0), CallActivity(0)]
+        tasks = []
+        for activity in calls:
+            CURRENT.set(activity)  # of the task that is made next
+            tasks.append(await waits(writer, kv_pb2.PutRequest(key=b"a", value=b"1")))
+        CURRENT.set(None)
+        writer.store.release_all()
+        await asyncio.wait(tasks)
+        for activity in calls:
+            assert activity.waited_ns["admission"] > 0
+            assert activity.commit is not None
+            assert activity.commit.requests[0].operation == "create"
 
 
 @pytest.mark.parametrize("request_", [COUNT_UP, TXN], ids=["write", "txn"])
