@@ -100,9 +100,8 @@ async def running(
 async def serving(
     store: ObjectStore,
     guard: Guard | None = None,
-    /,
-    *,
     tracer: Tracer | None = None,
+    /,
     **groups: Group,
 ) -> AsyncIterator[Served]:
     """Serve the database in `store`; `groups` as in `serve_settings`."""

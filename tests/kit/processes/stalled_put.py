@@ -80,7 +80,7 @@ async def stalled_put(
         groups = {"writer": {"flush_interval_ms": 20}, "telemetry": {"slow_ms": SLOW_MS}}
         try:
             async with (
-                serving(store, tracer=tracer, **groups) as served,
+                serving(store, None, tracer, **groups) as served,
                 grpc.aio.insecure_channel(served.listen) as channel,
             ):
                 kv, admin = kv_pb2_grpc.KVStub(channel), admin_pb2_grpc.AdminStub(channel)
