@@ -6,7 +6,10 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from shalekv.cli.process.traces import open_tracer
+from shalekv.settings.telemetry import TelemetrySettings
 from tests.kit.processes.stalled_put import stalled_put
+from tests.servers.otlp import collector
 from tests.servers.s3 import S3Server
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -54,3 +57,27 @@ async def test_a_call_whose_deadline_passes_names_the_put_that_is_still_running(
     assert call.code == "DEADLINE_EXCEEDED"
     assert call.waited_for.startswith(f"create of {stalled.wal_name}, ")
     assert " so far, 1 attempt" in call.waited_for
+
+
+async def test_a_trace_leads_from_a_call_to_the_put_that_it_has_waited_for(
+    s3_server: S3Server,
+) -> None:
+    """The commit that calls link to has the stalled PUT as its longest child, and links back."""
+    sampled = (("traceparent", f"00-{TRACE_ID}-{SPAN_ID}-01"),)
+    async with collector() as collected:
+        settings = TelemetrySettings(otlp_endpoint=collected.url, trace_ratio=0)
+        async with (
+            open_tracer(settings, "writer", "s3://bucket/slow-calls-traced") as tracer,
+            stalled_put(s3_server, "slow-calls-traced", tracer=tracer) as stalled,
+        ):
+            await stalled.put_many(4, {0: sampled, 2: sampled})
+    calls = collected.named("KV.Put")
+    (commit,) = collected.named("commit")
+    assert len(calls) == 2
+    assert {(call.trace_id, call.parent_id) for call in calls} == {(TRACE_ID, SPAN_ID)}
+    assert {call.links for call in calls} == {frozenset({commit.span_id})}
+    assert commit.links == {call.span_id for call in calls}
+    assert commit.attributes["shalekv.commit.commits"] == 4
+    request = max(collected.children(commit), key=lambda span: span.duration_ms)
+    assert request.name == "create wal"
+    assert request.attributes["shalekv.store.object"] == stalled.wal_name

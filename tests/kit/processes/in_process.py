@@ -74,20 +74,22 @@ def real_runtime(*, threads: int = 4, seed: int = SEED) -> Iterator[Runtime]:
         workers.close()
 
 
-async def open_writer(store: ObjectStore, settings: WriterConfig, runtime: Runtime) -> Writer:
+async def open_writer(
+    store: ObjectStore, settings: WriterConfig, runtime: Runtime, tracer: Tracer | None = None
+) -> Writer:
     """Open the database in `store`, which is made if there is none."""
     async with asyncio.timeout(OPEN_DEADLINE_S):
         with suppress(DatabaseExists):
             await create_database(store, runtime, settings.store)
-        return await Writer.open(store, settings=settings, runtime=runtime)
+        return await Writer.open(store, settings=settings, runtime=runtime, tracer=tracer)
 
 
 @asynccontextmanager
 async def running(
-    store: ObjectStore, settings: WriterConfig, runtime: Runtime
+    store: ObjectStore, settings: WriterConfig, runtime: Runtime, tracer: Tracer | None = None
 ) -> AsyncIterator[Writer]:
     """An open writer that runs, and is closed in order at the end."""
-    writer = await open_writer(store, settings, runtime)
+    writer = await open_writer(store, settings, runtime, tracer)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(writer.run(), name="writer")
         try:
@@ -112,7 +114,7 @@ async def serving(
             settings.server, runtime, limits=settings.limits, guard=guard, recorders=recorders
         )
         try:
-            async with running(store, settings, runtime) as writer:
+            async with running(store, settings, runtime, tracer) as writer:
                 await server.start(writer.kv, writer.admin, writer.watches)
                 try:
                     yield Served(server, writer)
