@@ -22,6 +22,7 @@ from google.protobuf.message import Message
 from shalekv.errors import ShaleError
 from shalekv.rpc.status import row_of
 from shalekv.telemetry.histogram import Histogram
+from shalekv.telemetry.metrics import Metrics
 from shalekv.v1 import admin_pb2
 from shalekv_wire.status import CallFailed, StatusCode
 
@@ -123,6 +124,15 @@ class CallCounts:
     def of_request(self, request_type: type[Message]) -> MethodCount:
         """Return the count of the method that takes requests of this type."""
         return self.of(method_of(request_type))
+
+    def collect(self, metrics: Metrics) -> None:
+        """Add the counts of the methods that were called, and of refusals."""
+        for count in self:
+            for code, calls in count.codes().items():
+                metrics.add("calls", calls, count.method, code)
+            metrics.add_histogram("call_duration_seconds", count.durations_us, count.method)
+        for reason, refusals in self.refusals.items():
+            metrics.add("refusals", refusals, reason)
 
     def statuses(self) -> Iterator[admin_pb2.CallStatus]:
         """Yield the counts of the methods that were called, by name, as messages."""

@@ -51,6 +51,7 @@ from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
 from shalekv.settings import EndpointSettings, LimitSettings, LogLevel, Wire
 from shalekv.settings.security import TlsSettings
+from shalekv.telemetry.metrics import Metrics
 from shalekv.v1.admin_pb2 import CallStatus, StatusReply, StatusRequest
 from shalekv.wording import READ, WRITE
 from shalekv_wire.tls import TlsContexts
@@ -184,7 +185,8 @@ class Server:
                 ADMIN_SERVICE: True,
                 READ: readiness.reads is None,
                 WRITE: readiness.is_ready_for_writes,
-            }
+            },
+            _reasons(readiness),
         )
 
     async def start_safekeeper(self, service: SafekeeperService) -> None:
@@ -202,7 +204,7 @@ class Server:
         before, self._adapter = self._adapter, self._new_adapter()
         self._adapter.refuse(error)
         self._find_own = _refusing(OWN_SERVICES, self._adapter)
-        self._health.stop((*OWN_SERVICES, READ, WRITE))
+        self._health.stop(_short(error), (*OWN_SERVICES, READ, WRITE))
         await self._listen(OWN_SERVICES)
         before.refuse(error)
         before.cut_off()
@@ -231,15 +233,30 @@ class Server:
         """Return the counts of the calls that were answered, by method."""
         return self._adapter.counts.statuses()
 
+    def problem(self, service: str) -> str | None:
+        """Say why health checks of a service (full name) fail, for everybody; None: they don't."""
+        return self._health.problem(service)
+
+    def collect(self, metrics: Metrics) -> None:
+        """Add the counts of calls and connections, and whether this process serves."""
+        self.counts.collect(metrics)
+        for method, calls in self._adapter.telemetry.slow_calls.counts.items():
+            metrics.add("slow_calls", calls, method)
+        metrics.add("calls_in_progress", self.in_progress_count)
+        if self.connection_count is not None:
+            metrics.add("connections", self.connection_count)
+        metrics.add("serving", self._is_started and not self._is_refusing)
+
     def set_refusal(self, error: ShaleError) -> None:
         """Refuse each call with `error` from now on. REQUIRES: `stand_by`, and no `start` since."""
         self._adapter.refuse(error)
+        self._health.stop(_short(error))
 
     def refuse(self, error: ShaleError) -> None:
         """Report NOT_SERVING, and refuse each new call with `error`; calls in progress go on."""
         self._is_refusing = True
         self._adapter.refuse(error)
-        self._health.stop()
+        self._health.stop(_short(error))
 
     async def drain(self, grace_ms: float) -> bool:
         """Wait for at most `grace_ms` until no call is in progress; returns False if some are."""
@@ -279,6 +296,27 @@ class Server:
                 return logged(path, method)
             _log.debug("unknown method", method=path)
         return method
+
+
+def _reasons(readiness: Readiness) -> Mapping[str, str]:
+    """Return why services of the health checks fail. The causes name no objects and no places."""
+    causes = {
+        service: f"{calls} fail: {trouble.cause}"
+        for service, calls, trouble in (
+            (READ, "reads", readiness.reads),
+            (WRITE, "writes", readiness.writes),
+        )
+        if trouble is not None
+    }
+    whole = "; ".join(causes.values())
+    if not readiness.takes_writes:
+        causes[WRITE] = "this process takes no writes: it is a reader"
+    return {**causes, WHOLE_SERVER: whole, KV_SERVICE: whole}
+
+
+def _short(refusal: ShaleError) -> str:
+    """Return the reason of a refusal, without what became of the call."""
+    return str(refusal).removesuffix(": nothing was applied")
 
 
 def _refusing(services: Sequence[str], adapter: Adapter) -> Find:

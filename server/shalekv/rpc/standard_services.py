@@ -31,6 +31,8 @@ WHOLE_SERVER = ""  # name of the whole server in health checks
 V1_PACKAGE = "grpc.reflection.v1"
 V1ALPHA_PACKAGE = "grpc.reflection.v1alpha"
 
+NO_REASONS: Mapping[str, str] = {}
+
 _Check = health_pb2.HealthCheckRequest
 _Health = health_pb2.HealthCheckResponse
 # The stubs of the package leave them out.
@@ -51,6 +53,7 @@ class HealthService:
     def __init__(self) -> None:
         """Begin with nothing reported."""
         self._serves: dict[str, bool | None] = {WHOLE_SERVER: None}  # None: not yet
+        self._why: Mapping[str, str] = {}  # the reasons of those that don't
         self._changed = asyncio.Event()  # replaced at each change
 
     def methods(self, adapter: Adapter, streams: Adapter) -> Mapping[str, Method]:
@@ -65,16 +68,29 @@ class HealthService:
         }
         return with_paths(HEALTH_SERVICE, methods)
 
-    def report(self, serves: Mapping[str, bool]) -> None:
-        """Report these services (full names) as SERVING or NOT_SERVING, to watches as well."""
+    def report(self, serves: Mapping[str, bool], why: Mapping[str, str] = NO_REASONS) -> None:
+        """Report these services (full names) as SERVING or NOT_SERVING, to watches as well.
+
+        `why` has the reasons of the latter, for `problem`.
+        """
+        self._why = why
         if any(self._serves.get(service) is not value for service, value in serves.items()):
             self._serves |= serves
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
-    def stop(self, services: Iterable[str] = ()) -> None:
+    def stop(self, why: str, services: Iterable[str] = ()) -> None:
         """Report everything, `services` too, as NOT_SERVING, whatever was reported before."""
-        self.report(dict.fromkeys([*self._serves, *services], False))
+        stopped = [*self._serves, *services]
+        self.report(dict.fromkeys(stopped, False), dict.fromkeys(stopped, why))
+
+    def problem(self, service: str) -> str | None:
+        """Say why a check of a service does not succeed, without names of places; None: it does."""
+        if self._serves.get(service):
+            return None
+        if self._serves[WHOLE_SERVER] is None:
+            return "this process does not serve yet: it opens its database, or its logs"
+        return self._why.get(service, "this process answers no such calls")
 
     def _check(self, request: _Check, _call: Call) -> _Health:
         status = self._status(request.service)

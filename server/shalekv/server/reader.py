@@ -106,7 +106,7 @@ class Reader:
             url=store.url,
             open_ms=open_ms,
             watches=watches,
-            levels=LevelsReport(engine, CompactorSettings(), pins, cas.counts.by_folder),
+            levels=LevelsReport(engine, CompactorSettings(), pins, cas.counts),
             readiness=lambda: Readiness(cas.reachability.trouble(), takes_writes=False),
         )
         policies = policies or AccessPolicies(cas, settings.access)

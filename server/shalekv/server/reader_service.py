@@ -22,6 +22,7 @@ from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.server.status import ProcessReport, StoreUse, manifest_status
 from shalekv.settings import LimitSettings, ReaderSettings
 from shalekv.store.reachability import Reachability
+from shalekv.telemetry.metrics import Metrics
 from shalekv.v1 import admin_pb2, kv_pb2
 
 _State = admin_pb2.ReaderStatus.State
@@ -137,6 +138,11 @@ class ReaderAdmin:
         del call  # answered soon, whatever the deadline
         requests.check_header(request.header)
         return self.report.complete(self._reply())
+
+    async def collect(self, metrics: Metrics) -> None:
+        """Add the metrics of this reader, and of its use of the store."""
+        await self.report.collect(metrics, self._reply())
+        self.store_use.collect(metrics)
 
     def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
         """Count the requests that this process has sent to the object store."""

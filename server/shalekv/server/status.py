@@ -32,13 +32,15 @@ from shalekv.read.engine import ReadEngine
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version_set import VersionSet
 from shalekv.read.watermark import Watermark
+from shalekv.server.metrics import add_pins, add_status, role_of
 from shalekv.server.readiness import Readiness
 from shalekv.server.scans import Scans
 from shalekv.server.service import Answer
 from shalekv.settings import CompactorSettings, StoreSettings
 from shalekv.settings.budget import MemoryShares
 from shalekv.store.api import RequestKind
-from shalekv.store.counting import Count, Operation
+from shalekv.store.counting import Count, Operation, StoreCallCounts
+from shalekv.telemetry.metrics import Metrics
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
 from shalekv.version import VERSION
 from shalekv.watch.stream import Watches
@@ -201,6 +203,16 @@ class StoreUse:
         """Register `processes`, which is called for each reply."""
         self._sources.append(processes)
 
+    def collect(self, metrics: Metrics) -> None:
+        """Add the requests that are billed."""
+        for process in self._processes():
+            for kind, requests in process.sent.items():
+                metrics.add("store_billed_requests", requests, process.role, kind.value)
+
+    def _processes(self) -> Iterator[ProcessUse]:
+        for source in self._sources:
+            yield from source()
+
     def reply(self, header: kv_pb2.ReplyHeader) -> admin_pb2.StatsReply:
         """Make the reply to `Admin.Stats`."""
         now_ms = self._clock.monotonic_ms()
@@ -209,11 +221,7 @@ class StoreUse:
             url=self._place.url,
             endpoint=self._place.endpoint,
             records=self._place.records,
-            processes=[
-                process_requests(process, now_ms)
-                for source in self._sources
-                for process in source()
-            ],
+            processes=[process_requests(process, now_ms) for process in self._processes()],
         )
 
 
@@ -275,7 +283,7 @@ class LevelsReport:
         engine: ReportedEngine,
         compactor: CompactorSettings,
         pins: SnapshotUsage,
-        requests: RequestCounts,
+        requests: StoreCallCounts,
     ) -> None:
         """Create the report.
 
@@ -293,10 +301,7 @@ class LevelsReport:
 
         Bytes that snapshots pin are those known so far if the store does not answer in time.
         """
-        self._fill_levels(reply.levels)
-        self._fill_compaction(reply.compaction)
-        fill_reads(reply.reads, self._engine.levels.ssts)
-        reply.store_requests.extend(request_statuses(self._requests))
+        self._fill_known(reply)
         current = self._engine.manifest.current
         now_s = self._engine.now_ms() / 1_000
         try:
@@ -305,6 +310,28 @@ class LevelsReport:
         except TimeoutError:
             pinned = self._pins.known(current, now_s)
         reply.snapshots.extend(map(snapshot_status, pinned))
+
+    def _fill_known(self, reply: admin_pb2.StatusReply) -> None:
+        """Fill in all but the snapshots, for which the store would be asked."""
+        self._fill_levels(reply.levels)
+        self._fill_compaction(reply.compaction)
+        fill_reads(reply.reads, self._engine.levels.ssts)
+        reply.store_requests.extend(request_statuses(self._requests.by_folder))
+
+    async def collect(self, metrics: Metrics, reply: admin_pb2.StatusReply, role: str) -> None:
+        """Fill in all but the snapshots, and add what a status does not say to metrics.
+
+        The bytes that snapshots pin are those known from earlier statuses.
+        """
+        self._fill_known(reply)
+        self._requests.add_to(metrics, role)
+        now_ms = self._engine.now_ms()
+        current = self._engine.manifest.current
+        if not current.snapshots:
+            metrics.add("snapshots", 0)
+            return
+        pinned = await self._pins.known_later(current, now_ms / 1_000)
+        add_pins(metrics, pinned, now_ms)
 
     def _fill_levels(self, status: admin_pb2.LevelsStatus) -> None:
         table = self._engine.manifest.current.leveled_ssts
@@ -441,6 +468,16 @@ class ProcessReport:
             reply.watches.CopyFrom(self._watches.status())
         self.readiness().fill(reply, now_ms)
         return reply if self._levels is None else self._with_levels(reply, self._levels)
+
+    async def collect(self, metrics: Metrics, reply: admin_pb2.StatusReply) -> None:
+        """Add what `complete` would add to a status. The store is not asked."""
+        reply.memory.CopyFrom(self.memory.status())
+        if self._watches is not None:
+            reply.watches.CopyFrom(self._watches.status())
+        self.readiness().fill(reply, self._clock.monotonic_ms())
+        if self._levels is not None:
+            await self._levels.collect(metrics, reply, role_of(reply.header))
+        add_status(metrics, reply)
 
     async def _with_levels(
         self, reply: admin_pb2.StatusReply, levels: LevelsReport

@@ -199,14 +199,13 @@ def _process_report(
     *,
     open_ms: float,
 ) -> ProcessReport:
-    counts = store.counts.by_folder
     return ProcessReport(
         store.runtime.clock,
         _memory_use(settings, engine, kv, watches),
         url=store.url,
         open_ms=open_ms,
         watches=watches,
-        levels=LevelsReport(engine, settings.compactor, SnapshotUsage(store), counts),
+        levels=LevelsReport(engine, settings.compactor, SnapshotUsage(store), store.counts),
         readiness=lambda: _readiness(store.reachability.trouble(), engine),
     )
 

@@ -27,6 +27,7 @@ from shalekv.server.status import ProcessReport, StoreUse, manifest_status, quor
 from shalekv.server.writes import Writes
 from shalekv.settings import LimitSettings, WriterSettings
 from shalekv.store.reachability import Reachability
+from shalekv.telemetry.metrics import Metrics
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
 from shalekv.write.engine import WriterEngine
 from shalekv.write.ingest import Loads
@@ -240,6 +241,12 @@ class WriterAdmin:
         del call  # answered soon, whatever the deadline
         requests.check_header(request.header)
         return self.report.complete(self._reply())
+
+    async def collect(self, metrics: Metrics) -> None:
+        """Add the metrics of this writer, and of its use of the store."""
+        await self.report.collect(metrics, self._reply())
+        self._engine.log.stats.add_to(metrics)
+        self.store_use.collect(metrics)
 
     def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
         """Count the requests that the processes of this server have sent to the object store."""

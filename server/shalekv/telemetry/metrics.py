@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -332,6 +332,13 @@ class Metrics:
         known = self._samples.setdefault((name, labels), Histogram())
         assert isinstance(known, Histogram)
         known.merge(histogram.buckets, histogram.total)
+
+    def leave_out(self, labels: Collection[str]) -> None:
+        """Remove the families that have one of these labels."""
+        hidden = {
+            name for name, family in FAMILIES.items() if not {*family.labels}.isdisjoint(labels)
+        }
+        self._samples = {key: each for key, each in self._samples.items() if key[0] not in hidden}
 
     def merge(self, other: Metrics) -> None:
         """Add the samples of another process."""

@@ -7,6 +7,7 @@ from time import perf_counter_ns
 
 from shalekv.telemetry.activity import CURRENT, STAGES, CommitActivity
 from shalekv.telemetry.histogram import Histogram
+from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.tracing import Tracer
 from shalekv.write.commit import Bill, Commit, Group
 
@@ -34,6 +35,16 @@ class LogStats:
         self.group_bytes = Histogram()
         self._tracer = tracer
         self._displaced: list[CommitActivity] = []  # of groups that were queued again
+
+    def add_to(self, metrics: Metrics) -> None:
+        """Add the samples of these groups."""
+        metrics.add("commits", self.commits)
+        metrics.add("commit_bytes", self.bytes)
+        metrics.add("wal_objects", self.objects)
+        for stage, durations_us in self.stages_us.items():
+            metrics.add_histogram("commit_stage_duration_seconds", durations_us, stage)
+        metrics.add_histogram("commit_group_commits", self.group_commits)
+        metrics.add_histogram("commit_group_bytes", self.group_bytes)
 
     def begin(self, group: Group) -> None:
         """Give a group that was just taken from the queue its activity.

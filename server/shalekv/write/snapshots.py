@@ -367,6 +367,10 @@ class SnapshotUsage:
         """The result of `pinned` as far as it is known without reading anything."""
         return pinned_by_snapshots(current, self._known, now_s=now_s)
 
+    async def known_later(self, current: Manifest, now_s: float) -> list[PinnedBytes]:
+        """The same, found out by a worker."""
+        return await self._store.runtime.workers.run(self.known, current, now_s)
+
     async def pinned(self, current: Manifest, now_s: float) -> list[PinnedBytes]:
         """The bytes that each unexpired snapshot of the current manifest keeps, except WAL objects.
 
@@ -380,7 +384,7 @@ class SnapshotUsage:
             live = await self._read(manifest_id)
             if live is not None:
                 self._known[manifest_id] = live
-        return await self._store.runtime.workers.run(self.known, current, now_s)
+        return await self.known_later(current, now_s)
 
     async def _read(self, manifest_id: int) -> LiveObjects | None:
         name = manifest_name(manifest_id)

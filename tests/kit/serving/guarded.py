@@ -19,6 +19,7 @@ class HeldPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.is_known = True
         self.is_stale = False
         self._changed: list[Callable[[], None]] = []
 

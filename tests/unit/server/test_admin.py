@@ -141,7 +141,7 @@ async def report_of(database: Database) -> tuple[LevelsReport, WriterEngine]:
     settings = WriterSettings.model_validate({"flush_interval_ms": 0})
     engine = WriterEngine(opened, settings, LoopClock())
     pins = SnapshotUsage(cas)
-    return LevelsReport(engine, CompactorSettings(), pins, cas.counts.by_folder), engine
+    return LevelsReport(engine, CompactorSettings(), pins, cas.counts), engine
 
 
 async def status(report: LevelsReport) -> admin_pb2.StatusReply:

@@ -18,6 +18,7 @@ from shalekv.cli.console.output import Format, format_option, print_rows, printi
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
 from shalekv.cli.console.units import size
 from shalekv.cli.process.databases import chosen_urls, open_databases, run_to_end, urls_option
+from shalekv.cli.process.endpoint import refuse_exposed_metrics, serving_alone, sources_of
 from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.process_reports import reporting_to_parent
 from shalekv.cli.process.shutdown import StopRequest, parent_pipe
@@ -97,6 +98,7 @@ def collector(
     try:
         settings = load_settings(flags, config, CollectorConfig)
         database_urls = chosen_urls(urls, config)
+        refuse_exposed_metrics(settings.telemetry)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
     configure_logs(settings.server.log_format, settings.server.log_level, role=_ROLE)
@@ -133,6 +135,9 @@ async def _run(
             add_spans(metrics, tracer)
             metrics.merge(role.done)
 
+        await stack.enter_async_context(
+            serving_alone(settings.telemetry, settings.server, sources_of(_ROLE, fill))
+        )
         if with_parent:
             sent = [database.sent for database in databases]
             stack.enter_context(reporting_to_parent(sent, fill))

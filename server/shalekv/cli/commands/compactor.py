@@ -23,6 +23,7 @@ from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
 from shalekv.cli.process.databases import chosen_urls, open_databases, run_to_end, urls_option
+from shalekv.cli.process.endpoint import refuse_exposed_metrics, serving_alone, sources_of
 from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.merge_part import LIFT, LINE_BYTES_MAX, ROLE, PartReply, PartTask
 from shalekv.cli.process.process_reports import reporting_to_parent
@@ -210,6 +211,7 @@ def compactor(
     try:
         settings = load_settings(flags, config, CompactorConfig)
         database_urls = chosen_urls(urls, config)
+        refuse_exposed_metrics(settings.telemetry)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
     if has_parent_pipe and len(database_urls) > 1:
@@ -253,6 +255,9 @@ async def _compact(
             for each in parts:
                 metrics.merge(each.done)
 
+        await stack.enter_async_context(
+            serving_alone(settings.telemetry, settings.server, sources_of(ROLE, fill))
+        )
         if has_parent_pipe:
             stack.enter_context(reporting_to_parent([store.sent for store, _ in opened], fill))
         with stop.interruptible():

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.lazy_commands import CommandTable, LazyCommands
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
+from shalekv.cli.process.endpoint import bound, sources_of
 from shalekv.cli.process.gc_tuning import tune_garbage_collector
 from shalekv.cli.process.lifecycle import (
     bind_port,
@@ -34,11 +34,12 @@ from shalekv.cli.process.traces import open_tracer
 from shalekv.errors import InvalidSetting
 from shalekv.rpc.call_telemetry import Recorders
 from shalekv.rpc.server import Server
-from shalekv.runtime import ThreadWorkers
+from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.safekeeper.node import Node
 from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.settings import SafekeeperConfig, SafekeeperServerSettings
 from shalekv.telemetry.slow_calls import SlowCalls
+from shalekv.telemetry.tracing import Tracer
 
 # Streams of writers and replicas last as long as both ends. gRPC takes this value as "never".
 _NEVER_MS = 2**31 - 1
@@ -90,17 +91,15 @@ async def keep_logs(settings: SafekeeperConfig, announce: Callable[[str], None])
         OSError: EADDRINUSE, when another process listens on the address.
         ShaleError: the data folder cannot be opened, the archive refuses us, or the disk failed.
     """
+    sources = sources_of("safekeeper")
     with StopRequest() as stop:
         async with (
             open_runtime(settings) as runtime,
             _sync_workers() as sync_workers,
             open_links(settings.tls, settings.server.wire) as links,
             open_tracer(settings.telemetry, "safekeeper", settings.database.url) as tracer,
+            bound(settings, sources, lambda: _bind(settings, runtime, tracer)) as server,
         ):
-            listening = _with_long_streams(settings.server)
-            recorders = Recorders(SlowCalls(settings.telemetry.slow_ms, runtime.clock), tracer)
-            make = partial(Server, listening, runtime, tls=settings.tls, recorders=recorders)
-            server = bind_port(make)
             opening = Node.open(settings, runtime, sync_workers=sync_workers, links=links)
             node = await open_behind(server, stop, opening)
             if node is None:
@@ -109,11 +108,18 @@ async def keep_logs(settings: SafekeeperConfig, announce: Callable[[str], None])
                 tune_garbage_collector()
                 await server.start_safekeeper(SafekeeperService(node))
                 announce(server.listen)
-                await run_role(node, server, stop, settings.server.shutdown_grace_ms)
+                with sources.including(node.collect):
+                    await run_role(node, server, stop, settings.server.shutdown_grace_ms)
             finally:
                 await sync_workers.run(_nothing)  # wait for the syncs that are queued
                 await node.release()
     _log.info("stopped")
+
+
+def _bind(settings: SafekeeperConfig, runtime: Runtime, tracer: Tracer | None) -> Server:
+    listening = _with_long_streams(settings.server)
+    recorders = Recorders(SlowCalls(settings.telemetry.slow_ms, runtime.clock), tracer)
+    return bind_port(lambda: Server(listening, runtime, tls=settings.tls, recorders=recorders))
 
 
 @asynccontextmanager
@@ -167,7 +173,7 @@ def safekeeper(context: click.Context, /, *, config: Path | None, **flags: Any) 
         return
     try:
         settings = load_settings(flags, config, SafekeeperConfig)
-        refuse_exposure(settings.server, settings.tls)
+        refuse_exposure(settings.server, settings.tls, settings.telemetry)
         _refuse_strangers(settings)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None

@@ -32,6 +32,7 @@ import uvloop
 
 from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
+from shalekv.cli.process.endpoint import refuse_exposed_metrics
 from shalekv.cli.process.gc_tuning import collect_when_grown, tune_garbage_collector
 from shalekv.cli.process.logs import configure_logs, report_end
 from shalekv.cli.process.shutdown import Shutdown, StopRequest, on_hangup
@@ -54,6 +55,7 @@ from shalekv.settings import (
     LogFormat,
     ReaderConfig,
     SafekeeperConfig,
+    TelemetrySettings,
     Wire,
     WriterConfig,
 )
@@ -354,7 +356,7 @@ def serving_settings(flags: dict[str, Any], config: Path | None, model: type[Ser
     except ValueError as error:
         message = f"--{error}".replace("memory_bytes", "memory-bytes", 1)
         raise InvalidSetting(message) from None
-    refuse_exposure(settings.server, settings.tls)
+    refuse_exposure(settings.server, settings.tls, settings.telemetry)
     return settings
 
 
@@ -417,8 +419,15 @@ def _raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def refuse_exposure(settings: EndpointSettings, tls: TlsSettings) -> None:
-    """Raise `InvalidSetting` when the port is open to the network without TLS or `insecure`."""
+def refuse_exposure(
+    settings: EndpointSettings, tls: TlsSettings, telemetry: TelemetrySettings
+) -> None:
+    """Raise `InvalidSetting` when a port is open to the network without TLS or `insecure`."""
+    refuse_exposed_metrics(
+        telemetry,
+        is_allowed=tls.has_certificate or settings.insecure,
+        remedy="Give --tls-cert and --tls-key, or accept this with --insecure.",
+    )
     if tls.has_certificate or not is_exposed(settings):
         return
     raise InvalidSetting(

@@ -71,7 +71,7 @@ def report_end(error: Exception, code: ExitCode, log_format: LogFormat) -> None:
         reason, problem = error.reason, str(error)
     elif code is ExitCode.ADDRESS_IN_USE and isinstance(error, OSError):
         reason = code.name
-        problem = f"{error.strerror}: stop what listens there, or give another --listen"
+        problem = f"{error.strerror}: stop what listens there, or give another address"
     else:
         ended.exception("ended by an unexpected error")
         return

@@ -34,6 +34,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
 from shalekv.cli.process.access import ProcessAccess, open_access, running_beside
+from shalekv.cli.process.endpoint import bound, sources_of
 from shalekv.cli.process.lifecycle import (
     bind,
     open_audit_log,
@@ -428,10 +429,12 @@ async def read_database(
         OSError: EADDRINUSE, when another process listens on the address.
         ShaleError: the database cannot be read, or the reader has failed.
     """
+    sources = sources_of("reader")
     with StopRequest() as stop, open_audit_log(settings.access, "reader") as audit:
         link = None
         if parent is not None:
             link = ParentLink(*parent, stop, _nothing if audit is None else audit.file.reopen)
+        door = None if link is None else link.door
         async with (
             nullcontext() if link is None else link.listening(),
             open_runtime(settings) as runtime,
@@ -439,9 +442,13 @@ async def read_database(
             open_links(settings.tls, settings.server.wire) as links,
             open_access(settings, store, runtime, audit) as access,
             open_tracer(settings.telemetry, "reader", store.url) as tracer,
+            bound(
+                settings,
+                sources,
+                lambda: bind(settings, runtime, access.guard, door, tracer),
+                access,
+            ) as server,
         ):
-            door = None if link is None else link.door
-            server = bind(settings, runtime, access.guard, door, tracer)
             _log.info("opening", url=store.url)
             opening = _open_reader(settings, store, runtime, links, access)
             reader = await open_behind(server, stop, opening)
@@ -453,7 +460,8 @@ async def read_database(
             await start_serving(role, server, announce, audit)
             if link is not None:
                 link.send(ToParent(is_serving=True))
-            await run_role(role, server, stop, settings.server.shutdown_grace_ms)
+            with sources.including(reader.admin.collect):
+                await run_role(role, server, stop, settings.server.shutdown_grace_ms)
     _log.info("stopped")
 
 

@@ -198,9 +198,10 @@ class ReaderParent:
     """The processes of one server, and the port that they share."""
 
     def __init__(self, settings: ReaderConfig) -> None:
-        """`settings` are those of each process."""
+        """`settings` are those of the server; each process has them, without the metrics."""
         self.code = ExitCode.OK  # with which a process has ended all of them
-        self._settings = settings
+        quiet = settings.telemetry.model_copy(update={"metrics": ""})
+        self._settings = settings.model_copy(update={"telemetry": quiet})
         self._clock = MachineClock()
         self._began_ms = self._clock.monotonic_ms()
         count = settings.reader.processes

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import structlog
 
 from shalekv.cli.process.access import ProcessAccess, open_access
+from shalekv.cli.process.endpoint import bound, sources_of
 from shalekv.cli.process.lifecycle import (
     bind,
     open_audit_log,
@@ -74,6 +75,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.retry import RefusalPolicy
 from shalekv.telemetry.metrics import Metrics
+from shalekv.telemetry.sources import MetricSources
 from shalekv.telemetry.tracing import Tracer
 from shalekv.write.quorum.links import Links
 
@@ -103,6 +105,7 @@ class WriterContext:
     tracer: Tracer | None
     children: ChildReports
     done: Metrics  # elections and fences, since the process began
+    sources: MetricSources
 
     @property
     def address(self) -> str:
@@ -182,6 +185,7 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
         OSError: EADDRINUSE, when another process listens on the address.
         ShaleError: the database cannot be opened, or the writer has failed.
     """
+    sources = sources_of("writer")
     with StopRequest() as stop, open_audit_log(settings.access, "writer") as audit:
         async with (
             open_runtime(settings) as runtime,
@@ -189,8 +193,16 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
             open_links(settings.tls, settings.server.wire) as links,
             open_access(settings, store, runtime, audit) as access,
             open_tracer(settings.telemetry, "writer", store.url) as tracer,
+            bound(
+                settings,
+                sources,
+                lambda: bind(settings, runtime, access.guard, tracer=tracer),
+                access,
+            ) as server,
         ):
-            server = bind(settings, runtime, access.guard, tracer=tracer)
+            children, done = ChildReports(runtime.clock), _events_of(settings)
+            sources.add(children.fill)
+            sources.add(lambda metrics: metrics.merge(done))
             context = WriterContext(
                 settings,
                 runtime,
@@ -201,8 +213,9 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
                 access,
                 audit,
                 tracer,
-                children=ChildReports(runtime.clock),
-                done=_events_of(settings),
+                children,
+                done,
+                sources,
             )
             if settings.election.elect:
                 await serve_when_elected(context, stop)
@@ -238,7 +251,7 @@ async def _serve_at_once(context: WriterContext, stop: StopRequest) -> None:
     grace_ms = context.settings.server.shutdown_grace_ms
     await start_serving(writer, context.server, context.announce, context.audit)
     children = child_supervisor(context, writer)
-    with _noting_fence(context.done):
+    with _noting_fence(context.done), context.sources.including(writer.admin.collect):
         await children.run_beside(run_role(writer, context.server, stop, grace_ms))
 
 
@@ -377,7 +390,8 @@ class _Term:
         context = self._context
         await start_serving(writer, context.server, context.announce, context.audit)
         children = child_supervisor(context, writer)
-        await children.run_beside(self._serve(writer))
+        with context.sources.including(writer.admin.collect):
+            await children.run_beside(self._serve(writer))
 
     async def _serve(self, writer: Writer) -> None:
         grace_ms = self._context.settings.server.shutdown_grace_ms

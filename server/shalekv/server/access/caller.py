@@ -27,6 +27,11 @@ class Policies(Protocol):
         ...
 
     @property
+    def is_known(self) -> bool:
+        """Return whether the policy was read."""
+        ...
+
+    @property
     def is_stale(self) -> bool:
         """Return whether there may be a newer policy for too long."""
         ...

@@ -27,6 +27,7 @@ from shalekv.server.access.needs import ANYTHING, Needs, is_known, needs_of
 from shalekv.server.access.quotas import STREAMS, Charge, Quotas
 from shalekv.server.access.quotas import charge as charge_of
 from shalekv.server.service import Call
+from shalekv.telemetry.metrics import Metrics
 from shalekv.v1 import admin_pb2, kv_pb2
 
 CALLERS_MAX = 10_000  # whose credentials are remembered; each takes about 2 KB
@@ -289,6 +290,11 @@ class Guard:
         if self._audit is not None:
             self.refused.audit_lines_lost = self._audit.file.lost_count
         return self.refused
+
+    def collect(self, metrics: Metrics) -> None:
+        """Add what the audit log has lost."""
+        if self._audit is not None:
+            metrics.add("audit_lines_lost", self._audit.file.lost_count)
 
     def _judge(self) -> None:
         if self._audit is not None:

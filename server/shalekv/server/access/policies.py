@@ -89,6 +89,11 @@ class AccessPolicies:
         return replace(self.stored, is_enforced=self.policy.is_enforced)
 
     @property
+    def is_known(self) -> bool:
+        """Return whether the policy was read, which may be that there is none."""
+        return self._confirmed_ms > -math.inf
+
+    @property
     def is_stale(self) -> bool:
         """Return whether too much time has passed since the policy was known to be the newest.
 

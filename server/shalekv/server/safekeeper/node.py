@@ -32,6 +32,7 @@ from shalekv.format.quorum.messages import check_id
 from shalekv.protocol.membership import MembershipStatus
 from shalekv.protocol.quorum_records import LogHealth
 from shalekv.runtime import Runtime, Workers
+from shalekv.server.metrics import add_node
 from shalekv.server.safekeeper.archiver import Archiver
 from shalekv.server.safekeeper.member import LocalMember
 from shalekv.server.safekeeper.membership_status import (
@@ -40,7 +41,7 @@ from shalekv.server.safekeeper.membership_status import (
 )
 from shalekv.server.safekeeper.relaying import Relays
 from shalekv.settings import MIB, SafekeeperConfig, StoreSettings
-from shalekv.store.api import ObjectStore
+from shalekv.store.api import ObjectStore, RequestCounts
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import StoreCallCounts
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
@@ -49,6 +50,7 @@ from shalekv.store.safekeeper_log.folder import DataFolder
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.safekeeper_log.syncer import Syncer
 from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, parse_url
+from shalekv.telemetry.metrics import Metrics
 from shalekv.version import VERSION
 from shalekv.write.quorum.links import DatabasePlace, NodeStatus, RelayLinks
 
@@ -95,12 +97,16 @@ def _with_slash(folder: str) -> str:
     return f"{folder}/" if folder else ""
 
 
+_ROLE = "safekeeper"
+
+
 class Archives:
     """The stores of databases, and the counts of all requests to them."""
 
     def __init__(self, settings: SafekeeperConfig, runtime: Runtime, open_store: OpenStore) -> None:
         """Open none yet."""
         self.counts = StoreCallCounts(settings.telemetry.slow_ms)
+        self.sent = RequestCounts()
         self._settings = settings.store
         self._runtime = runtime
         self._open_store = open_store
@@ -108,6 +114,7 @@ class Archives:
     def open(self, url: str) -> tuple[ObjectStore, CasStore]:
         """Open the store of a database, which the caller closes."""
         store = self._open_store(url, self._runtime, self._settings)
+        store.sent.add_up_in(self.sent)
         return store, CasStore(store, self._runtime, self._settings, counts=self.counts)
 
 
@@ -244,6 +251,13 @@ class Node:
         folder = self._folder
         free_bytes = folder.files.filesystem.free_bytes(folder.path)
         return NodeStatus(VERSION, [hosted.status() for hosted in chosen], free_bytes)
+
+    def collect(self, metrics: Metrics) -> None:
+        """Add the metrics of all logs, and of the disk."""
+        add_node(metrics, self.status())
+        self._archives.counts.add_to(metrics, _ROLE)
+        for kind, requests in self._archives.sent.by_kind.items():
+            metrics.add("store_billed_requests", requests, _ROLE, kind.value)
 
     # Lifecycle.
 

@@ -1,0 +1,141 @@
+"""The HTTP endpoint of a process, from its settings: metrics, and probes.
+
+It is bound before the gRPC port and before the database is opened, and answers from then on: a
+process that opens its database, stands by or shuts down is live, and not ready.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from typing import TYPE_CHECKING
+
+import click
+import structlog
+
+from shalekv.cli.process.access import ProcessAccess, running_beside
+from shalekv.errors import InvalidSetting
+from shalekv.rpc.server import Server
+from shalekv.settings import (
+    LogFormat,
+    ProcessSettings,
+    ReaderConfig,
+    SafekeeperConfig,
+    TelemetrySettings,
+    TlsSettings,
+    WriterConfig,
+)
+from shalekv.store.url import is_loopback
+from shalekv.telemetry.metrics import Metrics
+from shalekv.telemetry.sources import MetricSources, Source
+from shalekv.version import VERSION
+
+if TYPE_CHECKING:
+    from shalekv.rpc.http_endpoint import HttpEndpoint
+
+ALONE = "Give an address of this machine alone, such as 127.0.0.1:9464."  # without TLS
+
+_log = structlog.get_logger(__name__)
+
+
+def sources_of(role: str, *others: Source) -> MetricSources:
+    """Return the sources of a process: its version and its role, and `others`."""
+    sources = MetricSources()
+
+    def build(metrics: Metrics) -> None:
+        metrics.add("build", 1, VERSION, role)
+
+    for source in (build, *others):
+        sources.add(source)
+    return sources
+
+
+@asynccontextmanager
+async def bound(
+    settings: WriterConfig | ReaderConfig | SafekeeperConfig,
+    sources: MetricSources,
+    bind: Callable[[], Server],
+    access: ProcessAccess | None = None,
+) -> AsyncIterator[Server]:
+    """The server that `bind` makes, with the endpoint beside it while entered, if there is one.
+
+    Raises as `bind`, and the same for the address of the endpoint.
+    """
+    if not settings.telemetry.metrics:
+        yield bind()
+        return
+    is_open = not isinstance(settings, SafekeeperConfig) and settings.access.open_services
+    with closing(
+        _bind(
+            settings.telemetry,
+            sources,
+            tls=settings.tls,
+            access=access,
+            open_services=is_open or access is None,
+        )
+    ) as endpoint:
+        server = bind()
+        sources.add(server.collect)
+        if access is not None:
+            sources.add(access.guard.collect)
+        _announce(endpoint, settings.server)
+        async with running_beside(endpoint.run(server.problem)):
+            yield server
+
+
+@asynccontextmanager
+async def serving_alone(
+    telemetry: TelemetrySettings, process: ProcessSettings, sources: MetricSources
+) -> AsyncIterator[None]:
+    """The endpoint of a process without a gRPC port, which is ready while entered.
+
+    Raises `InvalidSetting`, and OSError: EADDRINUSE, when another process has the address.
+    """
+    if not telemetry.metrics:
+        yield
+        return
+    with closing(_bind(telemetry, sources)) as endpoint:
+        _announce(endpoint, process)
+        async with running_beside(endpoint.run(lambda _: None)):
+            yield
+
+
+def refuse_exposed_metrics(
+    telemetry: TelemetrySettings, *, is_allowed: bool = False, remedy: str = ALONE
+) -> None:
+    """Raise `InvalidSetting` when metrics are open to the network, unless `is_allowed`."""
+    host = telemetry.metrics.rpartition(":")[0].strip("[]")
+    if not telemetry.metrics or is_allowed or is_loopback(host):
+        return
+    raise InvalidSetting(
+        f"--metrics {telemetry.metrics} is open to the network, and connections are neither "
+        f"encrypted nor authenticated: anyone who reaches the port can read the metrics. {remedy}"
+    )
+
+
+def _bind(
+    telemetry: TelemetrySettings,
+    sources: MetricSources,
+    *,
+    tls: TlsSettings | None = None,
+    access: ProcessAccess | None = None,
+    open_services: bool = True,
+) -> HttpEndpoint:
+    from shalekv.rpc.http_endpoint import HttpEndpoint  # noqa: PLC0415 - slow, and for this alone
+
+    guard = None if access is None else access.guard
+    try:
+        return HttpEndpoint(
+            telemetry.metrics, sources, tls=tls, guard=guard, open_services=open_services
+        )
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        raise InvalidSetting(f"--metrics {error.strerror}") from error
+
+
+def _announce(endpoint: HttpEndpoint, process: ProcessSettings) -> None:
+    _log.info("serving metrics", url=endpoint.url)
+    if process.log_format is LogFormat.CONSOLE:
+        click.echo(f"Metrics: curl {endpoint.url}", err=True)
