@@ -228,8 +228,7 @@ class HttpEndpoint:
         authorization: Sequence[str] = request.headers.getall(hdrs.AUTHORIZATION, ("",))
         found = guard.caller_of(Credentials(peer, certificate, authorization[-1]))
         caller = found if isinstance(found, Caller) else await found
-        request_id = request.headers.get("x-request-id", "")
-        permit = guard.begin(Call(peer, caller=caller, request_id=request_id), StatusRequest(), 0)
+        permit = guard.begin(Call(peer, caller=caller), StatusRequest(), 0)
         if permit is not None:
             permit.end(None)
         return caller

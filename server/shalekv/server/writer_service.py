@@ -260,7 +260,7 @@ class WriterAdmin:
         """Sample where this process spends its time."""
         del call  # cancelled when its client has gone
         requests.check_header(request.header)
-        return profile_reply(request, self._landed)
+        return profile_reply(request, self.header)
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call
