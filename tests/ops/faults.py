@@ -8,10 +8,12 @@ import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from shalekv_client import Client, RetryPolicy, ShaleKVError
 from tests.kit.processes.child import Child, Line, event
 from tests.kit.processes.cluster import ALONE
+from tests.kit.timeouts import until
 from tests.ops.prometheus import SPEED
 from tests.ops.site import (
     CLOCK,
@@ -23,10 +25,12 @@ from tests.ops.site import (
     Quorum,
     by_way_of,
 )
+from tests.servers.debian import run
 from tests.servers.proxy import ACCESS_DENIED, INTERNAL_ERROR, Proxy
 
 ONCE = RetryPolicy(attempts_max=1)
 STALL_S = 0.8
+MOUNT_S = 10.0
 LARGE = b"y" * 100_000
 EARLIER_MS = 120_000 / SPEED  # so that a range of time has some scrapes before a fault
 
@@ -95,6 +99,11 @@ def of_quorum(quorum: Quorum) -> list[Fault]:
             ("LogUnarchived",),
             lambda: refusing(quorum.proxy, ""),
         ),
+        Fault(
+            "the disk of a safekeeper has 64 MiB",
+            ("SafekeeperDiskNearlyFull",),
+            lambda: on_small_disk(quorum),
+        ),
     ]
 
 
@@ -122,6 +131,8 @@ def of_elected(elected: Elected) -> list[Fault]:
             ("ElectionsFlap",),
             lambda: fenced(elected, 4),
         ),
+        # The last one: the database is lost.
+        Fault("every SST is damaged", ("InternalErrors",), lambda: damaged(elected)),
     ]
 
 
@@ -319,6 +330,21 @@ async def lagging(quorum: Quorum) -> AsyncIterator[None]:
             quorum.site.children["safekeeper-2"].resume()
 
 
+@asynccontextmanager
+async def on_small_disk(quorum: Quorum) -> AsyncIterator[None]:
+    """A safekeeper of no database, on a disk of its own; needs root."""
+    disk = quorum.site.folder / "small"
+    disk.mkdir()
+    run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(disk)], within_s=MOUNT_S)
+    try:
+        argv = ("safekeeper", "--data", f"{disk}/data", "--url", f"file://{disk}/bucket")
+        small = await quorum.site.start("safekeepers", "safekeeper-small", *argv)
+        yield
+        await small.stop()
+    finally:
+        run(["umount", "--lazy", str(disk)], within_s=MOUNT_S)
+
+
 # Callers and credentials.
 
 
@@ -377,6 +403,19 @@ async def fenced(elected: Elected, times: int) -> AsyncIterator[None]:
         await child.line(event("fenced"))
         await other.stop()
         await child.line(serves_again)
+    yield
+
+
+@asynccontextmanager
+async def damaged(elected: Elected) -> AsyncIterator[None]:
+    levels = Path(elected.url.removeprefix("file://")) / "levels"
+    await until(lambda: any(levels.glob("*.sst")), "an SST")
+    await elected.site.children["elected"].stop()
+    for file in levels.glob("*.sst"):
+        data = bytearray(file.read_bytes())
+        data[: len(data) // 2] = bytes(len(data) // 2)
+        file.write_bytes(data)
+    await elected.start()
     yield
 
 

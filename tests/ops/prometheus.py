@@ -70,23 +70,19 @@ def faster(rules: str, speed: float) -> str:
 class Prometheus:
     """A server that scrapes what it is told to."""
 
-    def __init__(self, url: str, targets: Path) -> None:
-        """`targets` is the file that it watches."""
+    def __init__(self, url: str, folder: Path) -> None:
+        """`folder` has the files of targets that it watches, by scheme."""
         self.url = url
-        self._file = targets
-        self._targets: dict[str, dict[str, str]] = {}
+        self._folder = folder
+        self._targets: dict[str, list[object]] = {}
 
     def watch(self, job: str, instance: str, address: str, *, scheme: str = "http") -> None:
         """Scrape HOST:PORT from now on, under the name `instance`."""
-        labels = {"job": job, "instance": instance, "__scheme__": scheme}
-        self._targets[address] = labels
-        self._write()
-
-    def _write(self) -> None:
-        groups = [{"targets": [name], "labels": labels} for name, labels in self._targets.items()]
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(groups))
-        new.replace(self._file)
+        targets = self._targets.setdefault(scheme, [])
+        targets.append({"targets": [address], "labels": {"job": job, "instance": instance}})
+        new = self._folder / f"{scheme}.new"
+        new.write_text(json.dumps(targets))
+        new.replace(self._folder / f"{scheme}.json")
 
     async def query_since(self, expression: str, begin_s: float) -> list[dict[str, Any]]:
         """The series of a query from `begin_s`, in seconds since 1970, until now."""
@@ -136,22 +132,17 @@ class Prometheus:
 def prometheus(speed: float, authority: Path, token: str) -> Iterator[Prometheus]:
     """Prometheus with the alerts, and no targets yet.
 
-    Targets with the scheme https are verified by the file `authority`, and all are shown `token`.
+    Targets with the scheme https are verified by the file `authority`, and shown `token`.
     """
     usr = obtained("prometheus") / "usr"
     with folder() as work:
         port = free_port()
-        targets = work / "targets.json"
-        targets.write_text("[]")
         (work / "alerts.yaml").write_text(faster((OPS / "alerts.yaml").read_text(), speed))
-        interval = f"{SCRAPE_S / speed * 1_000:.0f}ms"
-        scrape: dict[str, Any] = {
-            "job_name": "shalekv",
-            "file_sd_configs": [{"files": [str(targets)]}],
+        with_tls = {
             "tls_config": {"ca_file": str(authority), "server_name": "localhost"},
             "authorization": {"credentials": token},
         }
-        # JSON is YAML.
+        interval = f"{SCRAPE_S / speed * 1_000:.0f}ms"
         config = {
             "global": {
                 "scrape_interval": interval,
@@ -159,9 +150,12 @@ def prometheus(speed: float, authority: Path, token: str) -> Iterator[Prometheus
                 "evaluation_interval": interval,
             },
             "rule_files": ["alerts.yaml"],
-            "scrape_configs": [scrape],
+            "scrape_configs": [
+                _scraped("http", work, {}),
+                _scraped("https", work, with_tls),
+            ],
         }
-        (work / "prometheus.yaml").write_text(json.dumps(config))
+        (work / "prometheus.yaml").write_text(json.dumps(config))  # JSON is YAML
         argv = [
             str(usr / "bin" / "prometheus"),
             f"--config.file={work / 'prometheus.yaml'}",
@@ -171,4 +165,9 @@ def prometheus(speed: float, authority: Path, token: str) -> Iterator[Prometheus
         ]
         url = f"http://{HOST}:{port}"
         with running(Program(argv), work / "log", answers_http(f"{url}/-/ready")):
-            yield Prometheus(url, targets)
+            yield Prometheus(url, work)
+
+
+def _scraped(scheme: str, folder: Path, how: Mapping[str, object]) -> dict[str, object]:
+    files = [{"files": [str(folder / f"{scheme}.json")]}]
+    return {"job_name": scheme, "scheme": scheme, "file_sd_configs": files, **how}

@@ -195,7 +195,8 @@ class Elected:
 
     async def start(self) -> None:
         lease = ("--lease-ttl-ms", "6000")  # on a machine that is busy
-        argv = ("serve", "--create", "--url", self.url, "--elect", "bucket", *lease, *SMALL)
+        argv = ["serve", "--create", "--url", self.url, "--elect", "bucket", *lease, *SMALL]
+        argv += ["--wal-trigger-age-ms", "2000"]  # so that there are SSTs
         await self.site.start("elected", "elected", *argv)
 
     @property

@@ -30,7 +30,7 @@ RULES = {
     for rule in group["rules"]
 }
 # No process can be brought to these within a test: they are tested with made-up samples.
-NOT_INJECTED = {"InternalErrors", "MemoryFull", "OldPins", "SafekeeperDiskNearlyFull"}
+NOT_INJECTED = {"MemoryFull", "OldPins"}
 # Of these there is nothing to be seen in a run that goes well.
 MAY_BE_EMPTY = {"Watches", "Filters"}
 
