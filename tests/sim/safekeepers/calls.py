@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from shalekv.rpc.calls import Method, Unary
 from shalekv_wire.status import DETAILS_KEY, CallFailed, Metadata, StatusCode
+from shalekv_wire.trace_context import UNNAMED
 from tests.sim.nodes import Node
 from tests.sim.safekeepers.wires import RETRY_MS, Line, Listener, Pipe, Wires
 
@@ -191,7 +192,8 @@ class _Served:
     peer = "sim"
     deadline_s = None  # calls have no deadline here, and show nothing of their caller
     certificate = b""
-    authorization = request_id = ""
+    authorization = ""
+    names = UNNAMED
     is_admitted = False
 
     def __init__(
@@ -208,6 +210,9 @@ class _Served:
     def take(self, data: bytes) -> None:
         self._requests.append(data)
         self._arrived.set()
+
+    def set_header(self, metadata: Metadata) -> None:
+        """Send nothing: callers in the simulation ask for none."""
 
     def cancel(self) -> None:
         self._is_over = True
