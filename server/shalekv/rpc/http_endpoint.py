@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from http import HTTPStatus
 
 import structlog
@@ -142,8 +141,7 @@ class HttpEndpoint:
         if self._tls is not None:
             tls = self._tls.current()
             tls.set_alpn_protocols([ALPN])  # made for gRPC, which is of HTTP/2
-        # A client that breaks off, fails in its handshake, or takes too long: its own affair.
-        with suppress(OSError, TimeoutError):
+        try:
             async with asyncio.timeout(CONNECTION_S):
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: connection, accepted, ssl=tls
@@ -152,6 +150,10 @@ class HttpEndpoint:
                     await connection.ended.wait()
                 finally:
                     transport.abort()
+        except (OSError, TimeoutError):
+            pass  # a client that breaks off, fails in its handshake, or is slow: its own affair
+        except Exception:  # noqa: BLE001 - a bug here must not end what the process is for
+            _log.exception("unexpected error of a connection for metrics")
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         answers: Mapping[str, Callable[[web.BaseRequest], Awaitable[web.Response]]] = {

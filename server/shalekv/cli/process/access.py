@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from shalekv.errors import CorruptObject, DatabaseError, StoreError
 from shalekv.runtime import Runtime
 from shalekv.server.access.audit import AuditLog
 from shalekv.server.access.authenticator import Authenticator
@@ -21,6 +22,8 @@ from shalekv.server.access.quotas import Quotas
 from shalekv.settings import ReaderConfig, WriterConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+
+LOAD_RETRY_MS = 10_000  # between two looks for a database on standby
 
 
 class ProcessAccess:
@@ -40,6 +43,7 @@ class ProcessAccess:
             access,
             knows_callers=access.names_callers or bool(settings.tls.tls_client_ca),
         )
+        self._clock = runtime.clock
         self._authenticator = Authenticator(access, runtime)
         self._is_loaded = asyncio.Event()
         self.guard = Guard(
@@ -56,6 +60,17 @@ class ProcessAccess:
         """
         await self.policies.refresh()
         self._is_loaded.set()
+
+    async def load_early(self) -> None:
+        """Read the policy as soon as that is possible: until then nobody is shown anything.
+
+        A process on standby, which answers scrapes, may wait for its database for long.
+        """
+        while not self._is_loaded.is_set():
+            try:
+                await self.load()
+            except (DatabaseError, StoreError, CorruptObject):  # what opens it will say so
+                await self._clock.sleep_ms(LOAD_RETRY_MS)
 
     async def run(self) -> None:
         """Follow the policy and what identities are proven by, until cancelled."""

@@ -25,12 +25,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import structlog
 
-from shalekv.cli.process.access import ProcessAccess, open_access
+from shalekv.cli.process.access import ProcessAccess, open_access, running_beside
 from shalekv.cli.process.endpoint import bound, sources_of
 from shalekv.cli.process.lifecycle import (
     bind,
@@ -276,10 +276,18 @@ async def serve_when_elected(context: WriterContext, stop: StopRequest) -> None:
         await standby.begin()
         _log.info("standing by", listen=context.server.listen, elect=settings.election.elect)
         try:
-            await _serve_in_terms(context, elector, standby, stop)
+            async with _known_to_scrapes(context):
+                await _serve_in_terms(context, elector, standby, stop)
         finally:
             context.server.refuse(shutting_down())
             await context.server.stop()
+
+
+def _known_to_scrapes(context: WriterContext) -> AbstractAsyncContextManager[None]:
+    """Read the access policy on standby, where scrapes alone ask for it."""
+    if not context.settings.telemetry.metrics:
+        return nullcontext()
+    return running_beside(context.access.load_early())
 
 
 async def _serve_in_terms(
