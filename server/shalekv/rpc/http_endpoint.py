@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
+from typing import Protocol
 
 import structlog
 from aiohttp import hdrs, web
@@ -23,7 +25,7 @@ from shalekv.errors import (
 )
 from shalekv.protocol.access import Need, Verb
 from shalekv.rpc.exposition import expose
-from shalekv.rpc.native_server import address_of, bind, listening
+from shalekv.rpc.native_server import FOR_METRICS, Door, address_of, bind, listening
 from shalekv.rpc.standard_services import WHOLE_SERVER
 from shalekv.rpc.status import row_of
 from shalekv.server.access.caller import Caller
@@ -32,7 +34,7 @@ from shalekv.server.access.identity import Credentials
 from shalekv.server.service import Call
 from shalekv.settings import Wire
 from shalekv.settings.security import TlsSettings
-from shalekv.telemetry.sources import MetricSources
+from shalekv.telemetry.metrics import Metrics
 from shalekv.v1.admin_pb2 import StatusRequest
 from shalekv.wording import READ, WRITE
 from shalekv_wire.server import peer_name
@@ -65,19 +67,27 @@ _log = structlog.get_logger(__name__)
 Problem = Callable[[str], str | None]
 
 
+class Collects(Protocol):
+    """Collects metrics: `MetricSources`, or something in its place."""
+
+    async def collect(self) -> Metrics:
+        """Return the samples of this moment. Raises `ShaleError` if they are not known."""
+        ...
+
+
 class HttpEndpoint:
     """One address, bound when it is made; it answers while `run` runs."""
 
     def __init__(
         self,
-        listen: str,
-        sources: MetricSources,
+        listen: str | Door,
+        sources: Collects,
         *,
         tls: TlsSettings | None = None,
         guard: Guard | None = None,
         open_services: bool = True,
     ) -> None:
-        """Bind HOST:PORT.
+        """Bind HOST:PORT, unless connections come through a door.
 
         `guard` is asked about each request for metrics, and unless `open_services`, about probes as
         well. Without one every request is allowed.
@@ -91,8 +101,9 @@ class HttpEndpoint:
         self._problem: Problem = lambda _: None
         self._scrapes = 0
         self._connections: dict[asyncio.Task[None], None] = {}  # the oldest is the first
-        self._sockets = bind(listen)
-        self.listen = address_of(listen, self._sockets)
+        self._door = listen if isinstance(listen, Door) else None
+        self._sockets = [] if isinstance(listen, Door) else bind(listen)
+        self.listen = "" if isinstance(listen, Door) else address_of(listen, self._sockets)
 
     @property
     def url(self) -> str:
@@ -106,6 +117,13 @@ class HttpEndpoint:
         async with asyncio.TaskGroup() as tasks:
             for listener in self._sockets:
                 tasks.create_task(self._accept(listener, server, tasks))
+            if self._door is None:
+                return
+            self._door.open_for(FOR_METRICS, partial(self._adopt, server, tasks))
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._door.open_for(FOR_METRICS, socket.socket.close)
 
     def close(self) -> None:
         """Give up the port. REQUIRES: `run` has ended, or never began."""
@@ -126,13 +144,18 @@ class HttpEndpoint:
                 _log.error("connections for metrics cannot be accepted", problem=str(error))
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            if len(self._connections) >= CONNECTIONS_MAX:
-                oldest = next(iter(self._connections))
-                del self._connections[oldest]
-                oldest.cancel()
-            task = tasks.create_task(self._carry(connection, server))
-            self._connections[task] = None
-            task.add_done_callback(lambda ended: self._connections.pop(ended, None))
+            self._adopt(server, tasks, connection)
+
+    def _adopt(
+        self, server: web.Server, tasks: asyncio.TaskGroup, connection: socket.socket
+    ) -> None:
+        if len(self._connections) >= CONNECTIONS_MAX:
+            oldest = next(iter(self._connections))
+            del self._connections[oldest]
+            oldest.cancel()
+        task = tasks.create_task(self._carry(connection, server))
+        self._connections[task] = None
+        task.add_done_callback(lambda ended: self._connections.pop(ended, None))
 
     async def _carry(self, accepted: socket.socket, server: web.Server) -> None:
         """Serve a connection to its end."""

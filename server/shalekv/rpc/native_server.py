@@ -5,13 +5,14 @@ An address is bound when a server is made; connections wait in the backlog until
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
 import resource
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,6 +40,7 @@ CONNECTION_AGE_GRACE_MS = 30_000
 # A socket pair over which connections are handed to another process, and the message of each.
 DOOR = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 CONNECTION = b"c"
+FOR_METRICS = b"m"  # one to the endpoint of metrics
 # Open at once; at most half of the files that this process may have open: its store needs the rest.
 CONNECTIONS_MAX = 10_000
 BACKLOG = 4_096  # connections that wait to be accepted; the operating system has a limit of its own
@@ -53,6 +55,8 @@ class Door:
         sock.settimeout(0)
         self._socket = sock
         self._server: WireServer | None = None
+        self._takers: dict[bytes, Callable[[socket.socket], None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # that looks at the socket
 
     @property
     def connection_count(self) -> int:
@@ -62,21 +66,29 @@ class Door:
     def open(self, server: WireServer) -> None:
         """Give the connections to `server`, from now on."""
         self._server = server
-        server.loop.add_reader(self._socket, self._take, server)
+        self.open_for(CONNECTION, server.adopt)
+
+    def open_for(self, kind: bytes, adopt: Callable[[socket.socket], None]) -> None:
+        """Give the connections of a kind to `adopt`, from now on; needs a running loop."""
+        self._takers[kind] = adopt
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._socket, self._take)
 
     def close(self) -> None:
         """Take no more connections. Idempotent."""
-        if self._server is not None and self._socket.fileno() >= 0:
-            self._server.loop.remove_reader(self._socket)
+        if self._loop is not None and self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
         self._socket.close()
 
-    def _take(self, server: WireServer) -> None:
+    def _take(self) -> None:
         try:
             message, descriptors, _, _ = socket.recv_fds(self._socket, len(CONNECTION), 1)
         except BlockingIOError:
             return
         for descriptor in descriptors:
-            server.adopt(socket.socket(fileno=descriptor))
+            connection = socket.socket(fileno=descriptor)
+            self._takers.get(message, socket.socket.close)(connection)
         if not message:  # the parent has ended
             self.close()
 

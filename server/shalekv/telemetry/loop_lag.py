@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from shalekv.telemetry.metrics import Metrics
+
 INTERVAL_S = 0.1
 WINDOW_S = 15.0  # a scrape every 15 seconds, as is usual, misses nothing
 _SLOTS = 15  # parts of the window, each with its greatest lag
@@ -32,6 +34,10 @@ class LoopLag:
         """The greatest lag of the last `WINDOW_S`; that of a timer that is overdue counts."""
         first = self._slot(self._now_s()) - _SLOTS
         return max([self._late_s(), *(lag for slot, lag in self._slots.items() if slot > first)])
+
+    def collect(self, metrics: Metrics) -> None:
+        """Add the greatest lag."""
+        metrics.add("event_loop_lag_seconds", self.greatest_s)
 
     @contextmanager
     def measuring(self) -> Iterator[LoopLag]:

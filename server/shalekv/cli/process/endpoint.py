@@ -7,8 +7,8 @@ process that opens its database, stands by or shuts down is live, and not ready.
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +16,8 @@ import structlog
 
 from shalekv.cli.process.access import ProcessAccess, running_beside
 from shalekv.errors import InvalidSetting
+from shalekv.rpc.certificate_expiry import CertificateExpiry
+from shalekv.rpc.native_server import Door
 from shalekv.rpc.server import Server
 from shalekv.settings import (
     LogFormat,
@@ -27,12 +29,14 @@ from shalekv.settings import (
     WriterConfig,
 )
 from shalekv.store.url import is_loopback
+from shalekv.telemetry.loop_lag import LoopLag
 from shalekv.telemetry.metrics import Metrics
+from shalekv.telemetry.process_use import add_process_use
 from shalekv.telemetry.sources import MetricSources, Source
 from shalekv.version import VERSION
 
 if TYPE_CHECKING:
-    from shalekv.rpc.http_endpoint import HttpEndpoint
+    from shalekv.rpc.http_endpoint import Collects, HttpEndpoint
 
 ALONE = "Give an address of this machine alone, such as 127.0.0.1:9464."  # without TLS
 
@@ -40,13 +44,14 @@ _log = structlog.get_logger(__name__)
 
 
 def sources_of(role: str, *others: Source) -> MetricSources:
-    """Return the sources of a process: its version and its role, and `others`."""
+    """Return the sources of a process: its version, its role, what it uses, and `others`."""
     sources = MetricSources()
 
-    def build(metrics: Metrics) -> None:
+    def process(metrics: Metrics) -> None:
         metrics.add("build", 1, VERSION, role)
+        add_process_use(metrics, role)
 
-    for source in (build, *others):
+    for source in (process, *others):
         sources.add(source)
     return sources
 
@@ -57,8 +62,11 @@ async def bound(
     sources: MetricSources,
     bind: Callable[[], Server],
     access: ProcessAccess | None = None,
+    shared: tuple[Door, Collects] | None = None,
 ) -> AsyncIterator[Server]:
     """The server that `bind` makes, with the endpoint beside it while entered, if there is one.
+
+    With `shared` its connections come through a door, and it shows what is collected there.
 
     Raises as `bind`, and the same for the address of the endpoint.
     """
@@ -68,8 +76,7 @@ async def bound(
     is_open = not isinstance(settings, SafekeeperConfig) and settings.access.open_services
     with closing(
         _bind(
-            settings.telemetry,
-            sources,
+            *(shared or (settings.telemetry.metrics, sources)),
             tls=settings.tls,
             access=access,
             open_services=is_open or access is None,
@@ -79,9 +86,13 @@ async def bound(
         sources.add(server.collect)
         if access is not None:
             sources.add(access.guard.collect)
-        _announce(endpoint, settings.server)
-        async with running_beside(endpoint.run(server.problem)):
-            yield server
+        sources.add(CertificateExpiry(settings.tls).collect)
+        if shared is None:
+            announce_metrics(endpoint.url, settings.server)
+        with LoopLag().measuring() as lag:
+            sources.add(lag.collect)
+            async with running_beside(endpoint.run(server.problem)):
+                yield server
 
 
 @asynccontextmanager
@@ -95,8 +106,8 @@ async def serving_alone(
     if not telemetry.metrics:
         yield
         return
-    with closing(_bind(telemetry, sources)) as endpoint:
-        _announce(endpoint, process)
+    with closing(_bind(telemetry.metrics, sources)) as endpoint:
+        announce_metrics(endpoint.url, process)
         async with running_beside(endpoint.run(lambda _: None)):
             yield
 
@@ -114,9 +125,27 @@ def refuse_exposed_metrics(
     )
 
 
+@contextmanager
+def binding_metrics() -> Iterator[None]:
+    """Raise `InvalidSetting` for any `OSError` but EADDRINUSE, while entered."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        raise InvalidSetting(f"--metrics {error.strerror}") from error
+
+
+def announce_metrics(url: str, process: ProcessSettings) -> None:
+    """Tell people where the metrics are."""
+    _log.info("serving metrics", url=url)
+    if process.log_format is LogFormat.CONSOLE:
+        click.echo(f"Metrics: curl {url}", err=True)
+
+
 def _bind(
-    telemetry: TelemetrySettings,
-    sources: MetricSources,
+    listen: str | Door,
+    sources: Collects,
     *,
     tls: TlsSettings | None = None,
     access: ProcessAccess | None = None,
@@ -125,17 +154,5 @@ def _bind(
     from shalekv.rpc.http_endpoint import HttpEndpoint  # noqa: PLC0415 - slow, and for this alone
 
     guard = None if access is None else access.guard
-    try:
-        return HttpEndpoint(
-            telemetry.metrics, sources, tls=tls, guard=guard, open_services=open_services
-        )
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise
-        raise InvalidSetting(f"--metrics {error.strerror}") from error
-
-
-def _announce(endpoint: HttpEndpoint, process: ProcessSettings) -> None:
-    _log.info("serving metrics", url=endpoint.url)
-    if process.log_format is LogFormat.CONSOLE:
-        click.echo(f"Metrics: curl {endpoint.url}", err=True)
+    with binding_metrics():
+        return HttpEndpoint(listen, sources, tls=tls, guard=guard, open_services=open_services)

@@ -10,10 +10,10 @@ connections. Standard input is a socket, too; messages are lines of JSON, `ToChi
       ping: trouble of the others ------------------->  every second
       <------- pong: own trouble, requests, connections
       <-------------------------------------- ending    gets no more connections
-      <--------------------------------------- collect  somebody asks for the status of all
-      whole: all processes, statuses of the others -->
+      <--------------- collect, own metrics if of those  somebody asks for a part of all
+      whole: all processes, answers of the others --->
       ask ------------------------------------------->  somebody asks another process
-      <---------------------------------------- status
+      <---------------------------------------- answer
       reopen ---------------------------------------->  opens the audit log again
       stop ------------------------------------------>  drains, and ends
       the end of the socket ------------------------->  the parent has ended: the same;
@@ -23,6 +23,7 @@ connections. Standard input is a socket, too; messages are lines of JSON, `ToChi
 from __future__ import annotations
 
 import asyncio
+import enum
 import os
 import socket
 import sys
@@ -49,7 +50,7 @@ from shalekv.cli.process.peers import open_links
 from shalekv.cli.process.shutdown import SIGNALLED, STOP_SIGNALS, Shutdown, StopRequest
 from shalekv.cli.process.traces import open_tracer
 from shalekv.clock import MachineClock
-from shalekv.errors import ShaleError
+from shalekv.errors import Overloaded, ShaleError
 from shalekv.replica.join import OPEN_TIMEOUT_MS
 from shalekv.rpc.native_server import Door
 from shalekv.rpc.server import Server
@@ -65,12 +66,15 @@ from shalekv.server.whole_status import add_status
 from shalekv.settings import ReaderConfig
 from shalekv.store.api import ObjectStore, RequestKind
 from shalekv.store.retry import RefusalPolicy
+from shalekv.telemetry.metrics import Metrics, decode_metrics
+from shalekv.telemetry.sources import MetricSources
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.watch.stream import Watches
 from shalekv.wording import Trouble
 from shalekv.write.quorum.links import Links
 
 MESSAGE_BYTES_MAX = 64 << 20  # a status of 1,000 snapshots takes 100 KB
+ROLE = "reader"
 # How long a status waits for the parent, which waits for the other processes.
 WHOLE_TIMEOUT_MS = 2_000
 
@@ -87,6 +91,13 @@ class _Message(BaseModel):
     def line(self) -> bytes:
         """Encode the message as a line."""
         return self.model_dump_json(exclude_defaults=True).encode() + b"\n"
+
+
+class Asked(enum.StrEnum):
+    """What somebody asks one process for, and is told about all of them."""
+
+    STATUS = "status"  # `admin_pb2.StatusReply`
+    METRICS = "metrics"  # `Metrics.encode`
 
 
 class ChildTrouble(_Message):
@@ -114,14 +125,16 @@ class ChildState(_Message):
     replacements: int
     began_ms: int  # since the first process with this number was started
     sent: dict[RequestKind, int]  # by all processes with this number
-    status: bytes = b""  # `admin_pb2.StatusReply`; empty: of the process that asks, or no answer
+    answer: bytes = b""  # empty: of the process that asks, or no answer
 
 
 class Whole(_Message):
     """All processes; empty at a parent that is stopping."""
 
-    uptime_ms: int
-    children: tuple[ChildState, ...]
+    asked: Asked
+    uptime_ms: int = 0
+    children: tuple[ChildState, ...] = ()
+    metrics: bytes = b""  # in place of them: the sum over all but the process that asks
 
 
 class ToChild(_Message):
@@ -130,7 +143,7 @@ class ToChild(_Message):
     begin: Begin | None = None
     is_ping: bool = False
     trouble: ChildTrouble | None = None  # with a ping: of another process
-    is_ask: bool = False
+    ask: Asked | None = None
     is_reopen: bool = False
     whole: Whole | None = None
     is_stop: bool = False
@@ -150,8 +163,9 @@ class ToParent(_Message):
     is_serving: bool = False
     is_ending: bool = False
     pong: Pong | None = None
-    is_collect: bool = False
-    status: bytes | None = None  # empty: it cannot say
+    collect: Asked | None = None
+    answers: Asked | None = None
+    answer: bytes = b""  # with `answers`; empty: it cannot say. With `collect`: its own metrics
 
 
 class ParentLink:
@@ -164,12 +178,13 @@ class ParentLink:
         self._reopen = reopen
         self.door = door  # through which the connections come
         self.changed = asyncio.Event()  # set at each message; the consumer clears it
-        self.is_pinged = self.is_asked = False  # until the consumer clears them
+        self.is_pinged = False  # until the consumer clears it
+        self.asked: set[Asked] = set()  # as well
         self._socket = sock
         self._shutdown = shutdown
         self._is_stopping = False
         self._trouble: Trouble | None = None
-        self._whole: asyncio.Future[Whole] | None = None
+        self._wholes: dict[Asked, asyncio.Future[Whole]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._clock = MachineClock()
 
@@ -195,12 +210,18 @@ class ParentLink:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(message.line())
 
-    async def whole(self) -> Whole | None:
-        """Ask for all processes; None if the parent does not answer in time."""
-        if self._whole is None or self._whole.done():
-            self._whole = asyncio.get_running_loop().create_future()
-            self.send(ToParent(is_collect=True))
-        done, _ = await asyncio.wait([self._whole], timeout=WHOLE_TIMEOUT_MS / 1_000)
+    async def whole(self, asked: Asked, own: bytes = b"") -> Whole | None:
+        """Ask for all processes; None if the parent does not answer in time.
+
+        `own` is the answer of this process, if the parent has to know it.
+        """
+        whole = self._wholes.get(asked)
+        if whole is None or whole.done():
+            whole = self._wholes[asked] = asyncio.get_running_loop().create_future()
+            self.send(ToParent(collect=asked, answer=own))
+        done, _ = await asyncio.wait([whole], timeout=WHOLE_TIMEOUT_MS / 1_000)
+        if not done and self._wholes.get(asked) is whole:
+            del self._wholes[asked]
         return done.pop().result() if done else None
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -218,12 +239,15 @@ class ParentLink:
         if message.is_stop:
             self._is_stopping = True
             self._shutdown.request()
-        if message.whole is not None and self._whole is not None and not self._whole.done():
-            self._whole.set_result(message.whole)
+        if message.whole is not None:
+            whole = self._wholes.get(message.whole.asked)
+            if whole is not None and not whole.done():
+                whole.set_result(message.whole)
         if message.is_ping:
             self._trouble = self._trouble_of(message.trouble)
         self.is_pinged |= message.is_ping
-        self.is_asked |= message.is_ask
+        if message.ask is not None:
+            self.asked.add(message.ask)
         self.changed.set()
 
     def _trouble_of(self, told: ChildTrouble | None) -> Trouble | None:
@@ -233,16 +257,54 @@ class ParentLink:
         return Trouble(told.cause, told.problem, since_ms)
 
 
+class WholeMetrics:
+    """The metrics of all processes that share the port: counters never become less."""
+
+    def __init__(self, sources: MetricSources, link: ParentLink) -> None:
+        """`sources` are those of this process."""
+        self.link = link
+        self._sources = sources
+        # What is told later must not be older: the parent keeps the last that it was told.
+        self._telling = asyncio.Lock()
+        self._collecting = asyncio.Lock()
+
+    async def own(self) -> bytes:
+        """Return the metrics of this process, which the caller sends without waiting."""
+        async with self._telling:
+            return (await self._sources.collect()).encode()
+
+    async def collect(self) -> Metrics:
+        """Return the sums over all processes.
+
+        Raises `Overloaded` if the parent does not answer: without the others, sums would be less.
+        """
+        async with self._collecting:
+            own = await self.own()
+            whole = await self.link.whole(Asked.METRICS, own)
+        if whole is None:
+            message = "the parent of this process does not answer: its metrics are not known"
+            raise Overloaded(message, retry_after_ms=WHOLE_TIMEOUT_MS)
+        metrics = decode_metrics(whole.metrics)
+        metrics.merge(decode_metrics(own))
+        return metrics
+
+
 class SharedReader:
     """A reader that is one of several processes; its admin service answers for all of them."""
 
     def __init__(
-        self, reader: Reader, server: Server, link: ParentLink, sent: Mapping[RequestKind, int]
+        self,
+        reader: Reader,
+        server: Server,
+        metrics: WholeMetrics,
+        sent: Mapping[RequestKind, int],
     ) -> None:
         """`sent` are the live counts of the requests of this process to the store."""
+        link = metrics.link
         self.admin = WholeAdmin(reader.admin, server, link, self.readiness)
         self._reader = reader
         self._link = link
+        self._metrics = metrics
         self._sent = sent
         self._clock = MachineClock()
 
@@ -289,18 +351,25 @@ class SharedReader:
 
     async def _answer(self) -> None:
         link = self._link
-        while True:
-            await link.changed.wait()
-            link.changed.clear()
-            if link.is_pinged:
-                link.is_pinged = False
-                link.send(ToParent(pong=self._pong()))
-            if link.is_asked:
-                link.is_asked = False
-                status = b""
-                with suppress(ShaleError):  # then it is missing from the whole
-                    status = (await self.admin.own_status()).SerializeToString()
-                link.send(ToParent(status=status))
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await link.changed.wait()
+                link.changed.clear()
+                if link.is_pinged:
+                    link.is_pinged = False
+                    link.send(ToParent(pong=self._pong()))
+                while link.asked:
+                    tasks.create_task(self._tell(link.asked.pop()), name="tell the parent")
+
+    async def _tell(self, asked: Asked) -> None:
+        answer = b""
+        with suppress(ShaleError):  # then it is missing from the whole
+            match asked:
+                case Asked.STATUS:
+                    answer = (await self.admin.own_status()).SerializeToString()
+                case Asked.METRICS:
+                    answer = await self._metrics.own()
+        self._link.send(ToParent(answers=asked, answer=answer))
 
     def _pong(self) -> Pong:
         told, trouble = None, self._reader.readiness().reads
@@ -368,13 +437,13 @@ class WholeAdmin:
     async def status(self, request: admin_pb2.StatusRequest, call: Call) -> admin_pb2.StatusReply:
         """Describe all processes; the calls of this one are left to `rpc`, which counts them."""
         reply = await _answered(self._own.status(request, call))
-        whole = await self._link.whole()
+        whole = await self._link.whole(Asked.STATUS)
         if whole is None:
             return reply
         reply.uptime_ms = whole.uptime_ms
         own = admin_pb2.StatusReply(header=reply.header, calls=self._server.calls())
         for child in whole.children:
-            other = admin_pb2.StatusReply.FromString(child.status) if child.status else None
+            other = admin_pb2.StatusReply.FromString(child.answer) if child.answer else None
             if child.pid == os.getpid():
                 reply.processes.append(_process(child, own))
                 continue
@@ -387,7 +456,7 @@ class WholeAdmin:
     async def stats(self, request: admin_pb2.StatsRequest, call: Call) -> admin_pb2.StatsReply:
         """Count the requests of all processes, as far as their parent knows them."""
         reply = await _answered(self._own.stats(request, call))
-        whole = await self._link.whole()
+        whole = await self._link.whole(Asked.STATUS)
         if whole is not None:
             now_ms = self._clock.monotonic_ms()
             uses = (
@@ -429,12 +498,13 @@ async def read_database(
         OSError: EADDRINUSE, when another process listens on the address.
         ShaleError: the database cannot be read, or the reader has failed.
     """
-    sources = sources_of("reader")
+    sources = sources_of(ROLE)
     with StopRequest() as stop, open_audit_log(settings.access, "reader") as audit:
         link = None
         if parent is not None:
             link = ParentLink(*parent, stop, _nothing if audit is None else audit.file.reopen)
         door = None if link is None else link.door
+        shared = None if link is None else WholeMetrics(sources, link)
         async with (
             nullcontext() if link is None else link.listening(),
             open_runtime(settings) as runtime,
@@ -447,6 +517,7 @@ async def read_database(
                 sources,
                 lambda: bind(settings, runtime, access.guard, door, tracer),
                 access,
+                None if shared is None else (shared.link.door, shared),
             ) as server,
         ):
             _log.info("opening", url=store.url)
@@ -455,8 +526,8 @@ async def read_database(
             if reader is None:
                 return
             role: Reader | SharedReader = reader
-            if link is not None:
-                role = SharedReader(reader, server, link, store.sent.by_kind)
+            if shared is not None:
+                role = SharedReader(reader, server, shared, store.sent.by_kind)
             await start_serving(role, server, announce, audit)
             if link is not None:
                 link.send(ToParent(is_serving=True))

@@ -29,9 +29,12 @@ from random import SystemRandom
 import structlog
 
 from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.process.endpoint import announce_metrics, binding_metrics
 from shalekv.cli.process.lifecycle import bind_port
 from shalekv.cli.process.reader import (
     MESSAGE_BYTES_MAX,
+    ROLE,
+    Asked,
     Begin,
     ChildState,
     ChildTrouble,
@@ -42,18 +45,20 @@ from shalekv.cli.process.reader import (
 from shalekv.cli.process.shutdown import StopRequest, on_hangup
 from shalekv.cli.process.supervisor import RestartDelay, child_environment
 from shalekv.clock import MachineClock
-from shalekv.rpc.native_server import CONNECTION, DOOR, address_of, bind, release
+from shalekv.rpc.native_server import CONNECTION, DOOR, FOR_METRICS, address_of, bind, release
 from shalekv.settings import ReaderConfig
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import RequestKind
+from shalekv.telemetry.metrics import Metrics, decode_metrics
+from shalekv.telemetry.process_use import add_process_use
 from shalekv.v1 import admin_pb2
 
 PING_MS = 1_000
 # Unanswered pings. They are counted, since a clock goes on while the parent itself is stopped.
 SILENT_PINGS = 5  # after them the whole server is not ready
 HUNG_PINGS = 30  # after them the process is killed: nothing that it does takes as long
-# How long a status waits for the processes that were not asked themselves.
-STATUS_TIMEOUT_MS = 1_500
+# How long an answer for all waits for the processes that were not asked themselves.
+ANSWER_TIMEOUT_MS = 1_500
 # Beyond shutdown_grace_ms: for the last replies, and for deleting snapshots.
 LAST_STEPS_MS = 5_000
 # Codes with which the next process would end as well: the whole server ends with them.
@@ -75,10 +80,11 @@ class _Child:
         self.serving_ms: float | None = None  # since when; None: it does not serve yet
         self.trouble: ChildTrouble | None = None
         self.sent: Mapping[RequestKind, int] = {}
+        self.metrics = Metrics()  # the last that somebody has asked for
         self.unanswered = 0  # pings
         self._door = door
         self._writer = writer
-        self._status: asyncio.Future[bytes] | None = None
+        self._answers: dict[Asked, asyncio.Future[bytes]] = {}
 
     @property
     def is_silent(self) -> bool:
@@ -105,21 +111,22 @@ class _Child:
         elif self.unanswered <= SILENT_PINGS:  # one that does not read needs no more of them
             self.send(ToChild(is_ping=True, trouble=trouble))
 
-    def give(self, connection: socket.socket) -> bool:
+    def give(self, kind: bytes, connection: socket.socket) -> bool:
         """Hand over a connection. Returns False if the process does not take it."""
         try:
-            socket.send_fds(self._door, [CONNECTION], [connection.fileno()])
+            socket.send_fds(self._door, [kind], [connection.fileno()])
         except OSError:  # it has ended, or has not taken those before
             return False
-        self.connections += 1
+        self.connections += kind == CONNECTION
         return True
 
-    async def status(self) -> bytes:
-        """Ask for its status; empty if it does not answer in time."""
-        if self._status is None or self._status.done():
-            self._status = asyncio.get_running_loop().create_future()
-            self.send(ToChild(is_ask=True))
-        done, _ = await asyncio.wait([self._status], timeout=STATUS_TIMEOUT_MS / 1_000)
+    async def ask(self, asked: Asked) -> bytes:
+        """Ask it for something; empty if it does not answer in time."""
+        answer = self._answers.get(asked)
+        if answer is None or answer.done():
+            answer = self._answers[asked] = asyncio.get_running_loop().create_future()
+            self.send(ToChild(ask=asked))
+        done, _ = await asyncio.wait([answer], timeout=ANSWER_TIMEOUT_MS / 1_000)
         return done.pop().result() if done else b""
 
     def receive(self, message: ToParent, now_ms: float) -> None:
@@ -133,8 +140,12 @@ class _Child:
             self.unanswered = 0
             self.trouble, self.sent = message.pong.trouble, message.pong.sent
             self.connections = message.pong.connections
-        if message.status is not None and self._status is not None and not self._status.done():
-            self._status.set_result(message.status)
+        if message.answers is not None:
+            answer = self._answers.get(message.answers)
+            if answer is not None and not answer.done():
+                answer.set_result(message.answer)
+        if message.answer and Asked.METRICS in {message.answers, message.collect}:
+            self.metrics = decode_metrics(message.answer)
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -154,10 +165,12 @@ class _Place:
         self.number = number
         self.began_ms = now_ms
         self.replacements = 0
+        self.starts = self.crashes = 0
         self.child: _Child | None = None
         self._sent = dict.fromkeys(RequestKind, 0)
+        self._metrics = Metrics()  # what those that have ended have counted
 
-    def state(self, now_ms: float, status: bytes = b"") -> ChildState:
+    def state(self, now_ms: float, answer: bytes = b"") -> ChildState:
         """Describe it."""
         child = self.child
         serving_ms = child.serving_ms if child is not None else None
@@ -170,8 +183,23 @@ class _Place:
             replacements=self.replacements,
             began_ms=int(now_ms - self.began_ms),
             sent={kind: count + sent.get(kind, 0) for kind, count in self._sent.items()},
-            status=status,
+            answer=answer,
         )
+
+    def fill(self, metrics: Metrics, asking: _Child, *, has_answered: bool) -> None:
+        """Add what its processes have told, but for the one that asks.
+
+        Of one that has not answered, and of those that have ended, that is what they have counted:
+        no sum that somebody has seen was greater.
+        """
+        metrics.merge(self._metrics)
+        if self.child is not None and self.child is not asking:
+            told = self.child.metrics
+            metrics.merge(told if has_answered else told.cumulative())
+        name = f"{ROLE}-{self.number}"
+        metrics.add("child_running", int(self.child is not None), name)
+        metrics.add("child_starts", self.starts, name)
+        metrics.add("child_crashes", self.crashes, name)
 
     def trouble(self) -> ChildTrouble | None:
         """Why reads fail at this process; None: they don't, or it has no connections."""
@@ -189,6 +217,7 @@ class _Place:
         if self.child is not None:
             for kind, count in self.child.sent.items():
                 self._sent[kind] += count
+            self._metrics.merge(self.child.metrics.cumulative())
             self.child.close()
         self.child = None
         self.replacements += 1
@@ -198,10 +227,9 @@ class ReaderParent:
     """The processes of one server, and the port that they share."""
 
     def __init__(self, settings: ReaderConfig) -> None:
-        """`settings` are those of the server; each process has them, without the metrics."""
+        """`settings` are those of each process."""
         self.code = ExitCode.OK  # with which a process has ended all of them
-        quiet = settings.telemetry.model_copy(update={"metrics": ""})
-        self._settings = settings.model_copy(update={"telemetry": quiet})
+        self._settings = settings
         self._clock = MachineClock()
         self._began_ms = self._clock.monotonic_ms()
         count = settings.reader.processes
@@ -217,6 +245,7 @@ class ReaderParent:
 
         Raises `InvalidSetting`, and OSError: EADDRINUSE, when another process has the port.
         """
+        metrics = self._bind_metrics(settings)
         sockets = bind_port(lambda: bind(settings.server.listen))
         listen = address_of(settings.server.listen, sockets)
         self._log_memory(settings)
@@ -225,17 +254,29 @@ class ReaderParent:
             async with asyncio.TaskGroup() as tasks:
                 for place in self._places:
                     tasks.create_task(self._supervise(place))
-                until_stop = [tasks.create_task(self._accept(each)) for each in sockets]
+                until_stop = [tasks.create_task(self._accept_calls(each)) for each in sockets]
+                until_stop += [tasks.create_task(self._accept_scrapes(each)) for each in metrics]
                 until_stop.append(tasks.create_task(self._ping()))
                 until_stop.append(tasks.create_task(self._announce(announce, listen)))
                 await self._stop.requested.wait()
                 for task in until_stop:
                     task.cancel()
-                for each in sockets:
+                for each in (*sockets, *metrics):
                     each.close()
         release(listen)
         if not self.code:
             _log.info("stopped")
+
+    def _bind_metrics(self, settings: ReaderConfig) -> list[socket.socket]:
+        """Bind the port of the metrics; empty: there is none. Raises as `serve`."""
+        listen = settings.telemetry.metrics
+        if not listen:
+            return []
+        with binding_metrics():
+            sockets = bind(listen)
+        scheme = "https" if settings.tls.has_certificate else "http"
+        announce_metrics(f"{scheme}://{address_of(listen, sockets)}/metrics", settings.server)
+        return sockets
 
     def _reopen(self) -> None:
         """Let all processes open their audit log again, also one that has just been started."""
@@ -256,17 +297,32 @@ class ReaderParent:
         await self._served.wait()
         announce(listen)
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept_calls(self, listener: socket.socket) -> None:
         """Accept connections, and hand each over.
 
         They wait while no process serves, and before all have served: they would all go to the
         first.
         """
-        listener.settimeout(0)
-        loop = asyncio.get_running_loop()
         await self._served.wait()
         while True:
             await self._serving.wait()
+            with await self._accepted(listener) as connection:
+                await self._serving.wait()
+                self._give(CONNECTION, connection)
+
+    async def _accept_scrapes(self, listener: socket.socket) -> None:
+        """Accept connections to the endpoint of metrics; each process answers for all of them.
+
+        One that opens the database can say that it lives.
+        """
+        while True:
+            with await self._accepted(listener) as connection:
+                self._give(FOR_METRICS, connection)
+
+    async def _accepted(self, listener: socket.socket) -> socket.socket:
+        listener.settimeout(0)
+        loop = asyncio.get_running_loop()
+        while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
             except ConnectionError:  # its client has gone
@@ -275,16 +331,15 @@ class ReaderParent:
                 _log.error("connections cannot be accepted", problem=str(error))
                 await self._clock.sleep_ms(PING_MS)
                 continue
-            with connection:
-                await self._serving.wait()
-                self._give(connection)
+            return connection
 
-    def _give(self, connection: socket.socket) -> None:
+    def _give(self, kind: bytes, connection: socket.socket) -> None:
         children = [place.child for place in self._places if place.child is not None]
-        serving = [child for child in children if child.serving_ms is not None]
+        if kind == CONNECTION:
+            children = [child for child in children if child.serving_ms is not None]
         # A silent one has the least chance to answer.
-        for child in sorted(serving, key=lambda child: (child.is_silent, child.connections)):
-            if child.give(connection):
+        for child in sorted(children, key=_worth):
+            if child.give(kind, connection):
                 return
         _log.error("a connection is closed: no process takes it")
 
@@ -304,6 +359,7 @@ class ReaderParent:
             code = await self._run(place)
             if self._stop.requested.is_set():
                 return
+            place.crashes += code != ExitCode.OK
             log = _log.bind(process=place.number, exit_code=code)
             is_first = not self._served.is_set()
             if code in ENDS_ALL or (is_first and code > 0 and code != ExitCode.CONFLICT):
@@ -339,6 +395,7 @@ class ReaderParent:
             return -signal.SIGKILL
         _log.info("process started", process=place.number, pid=process.pid)
         child = place.child = _Child(process, writer, door)
+        place.starts += 1
         child.send(ToChild(begin=Begin(number=place.number, settings=self._settings)))
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read(place, child, reader, tasks))
@@ -372,21 +429,28 @@ class ReaderParent:
                 if message.is_serving:
                     _log.info("process serves", process=place.number, pid=child.process.pid)
                 self._note_serving()
-                if message.is_collect:
-                    tasks.create_task(self._tell(child), name="tell of all processes")
+                if message.collect is not None:
+                    telling = self._tell(child, message.collect)
+                    tasks.create_task(telling, name="tell of all processes")
 
-    async def _tell(self, asking: _Child) -> None:
-        """Send the states and the statuses of all processes to the one that asks."""
+    async def _tell(self, asking: _Child, asked: Asked) -> None:
+        """Send the states and the answers of all processes to the one that asks."""
         children = [place.child for place in self._places]
-        statuses = await asyncio.gather(
-            *(_status(child) if child is not asking else _status(None) for child in children)
+        answers = await asyncio.gather(
+            *(_answer(child if child is not asking else None, asked) for child in children)
         )
         now_ms = self._clock.monotonic_ms()
-        states = tuple(
-            place.state(now_ms, status)
-            for place, status in zip(self._places, statuses, strict=True)
-        )
-        asking.send(ToChild(whole=Whole(uptime_ms=int(now_ms - self._began_ms), children=states)))
+        answered = [*zip(self._places, answers, strict=True)]
+        if asked is Asked.METRICS:
+            metrics = Metrics()
+            add_process_use(metrics, ROLE)
+            for place, answer in answered:
+                place.fill(metrics, asking, has_answered=bool(answer))
+            asking.send(ToChild(whole=Whole(asked=asked, metrics=metrics.encode())))
+            return
+        states = tuple(place.state(now_ms, answer) for place, answer in answered)
+        uptime_ms = int(now_ms - self._began_ms)
+        asking.send(ToChild(whole=Whole(asked=asked, uptime_ms=uptime_ms, children=states)))
 
     async def _end(self, child: _Child) -> None:
         """End a process when a stop is requested."""
@@ -403,7 +467,12 @@ class ReaderParent:
                 await self._stop.requested.wait()
 
 
-async def _status(child: _Child | None) -> bytes:
+def _worth(child: _Child) -> tuple[bool, bool, int]:
+    """Order processes by their chance to answer, the best first, and by their connections."""
+    return child.is_silent, child.serving_ms is None, child.connections
+
+
+async def _answer(child: _Child | None, asked: Asked) -> bytes:
     if child is None or child.state != _State.STATE_SERVING:
         return b""
-    return await child.status()
+    return await child.ask(asked)
