@@ -27,7 +27,7 @@ from tests.servers.process import HOST, free_port
 from tests.servers.proxy import Proxy, proxy_before
 
 BUCKET = "watched"
-SLOW_MS = 200
+SLOW_MS = 1_000  # as by default: slower requests and calls are told about
 SAFEKEEPERS = 3
 PRICED = ("--prices", "s3")
 # A small budget, so that its limits are met soon.
@@ -47,6 +47,7 @@ class Site:
     processes: Processes
     folder: Path
     prometheus: Prometheus
+    slow_ms: int
     children: dict[str, Child] = field(default_factory=dict)
     _metrics: dict[str, str] = field(default_factory=dict)
     _listens: dict[str, str] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Site:
             self._metrics[name] = f"{HOST}:{free_port()}"
             self.prometheus.watch(f"shalekv-{job}", name, self._metrics[name], scheme=scheme)
         flags = ["--listen", self.address(name), "--metrics", self._metrics[name]]
-        flags += ["--slow-ms", str(SLOW_MS), "--log-format", "json"]
+        flags += ["--slow-ms", str(self.slow_ms), "--log-format", "json"]
         child = self.children[name] = self.processes.start(*argv, *flags, env=env)
         await child.ready()
         return child
@@ -237,7 +238,9 @@ class Databases:
 
 
 @asynccontextmanager
-async def databases(processes: Processes, folder: Path, speed: float) -> AsyncIterator[Databases]:
+async def databases(
+    processes: Processes, folder: Path, speed: float, *, slow_ms: int = SLOW_MS
+) -> AsyncIterator[Databases]:
     """A Prometheus, an S3 server, and databases of which no process runs yet."""
     authority = Authority()
     (folder / "guarded").mkdir()
@@ -248,7 +251,7 @@ async def databases(processes: Processes, folder: Path, speed: float) -> AsyncIt
         prometheus(speed, folder / "guarded" / "ca.crt", tokens["ann"]) as watching,
     ):
         s3.create_bucket(BUCKET)
-        site = Site(processes, folder, watching)
+        site = Site(processes, folder, watching, slow_ms)
         async with proxy_before(s3) as near, proxy_before(s3) as far, proxy_before(s3) as archive:
             yield Databases(
                 watching,

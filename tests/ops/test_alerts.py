@@ -23,6 +23,7 @@ from tests.ops.site import CLOCK, databases
 PREFIX = "ShaleKV"
 WARM_UP_S = 300 / SPEED
 SLACK_S = 120.0
+SLOW_MS = 500  # less than a stalled request, more than one on a busy machine
 POLL_MS = 250
 RULES = {
     rule["alert"]: rule
@@ -58,11 +59,12 @@ async def test_faults_fire_their_alerts_and_the_dashboard_shows_them(
 ) -> None:
     """Each fault fires its alerts, every rule is healthy, and every panel has had data."""
     begin_s = time.time()
-    async with databases(processes, tmp_path, SPEED) as found:
+    async with databases(processes, tmp_path, SPEED, slow_ms=SLOW_MS) as found:
         await found.start()
         async with found.loaded():
             await CLOCK.sleep_ms(WARM_UP_S * 1_000)
-            assert [each["lastError"] for each in await found.prometheus.targets()] == [""] * 10
+            targets = await found.prometheus.targets()
+            silent = [each["labels"]["instance"] for each in targets if each["lastError"]]
             of = (
                 ({"main"}, of_main(found.main)),
                 ({"quorum", "safekeepers"}, of_quorum(found.quorum)),
@@ -75,6 +77,7 @@ async def test_faults_fire_their_alerts_and_the_dashboard_shows_them(
         rows = [row for each in done for row in each]
         unhealthy = [rule for rule in await found.prometheus.rules() if rule["health"] != "ok"]
         empty = await panels_without_data(found.prometheus, begin_s)
+    assert silent == []
     assert unhealthy == []
     assert [row.line() for row in rows if row.seconds is None] == []
     assert empty - MAY_BE_EMPTY == set()
