@@ -151,6 +151,7 @@ def test_what_a_store_or_an_elector_needs_is_named(server: Environment, tmp_path
         f"{two_phase} mysql://user:password@host/database": "mysql",
         f"{two_phase} postgresql://user:password@host/database": "postgres",
         f"serve --create --url file://{tmp_path}/database --elect etcd://host:2379/key": "etcd",
+        f"serve --create --url file://{tmp_path}/database --otlp-endpoint http://[::1]:1": "otel",
     }
     for call, (code, said) in ended(server, *calls).items():
         assert code == ExitCode.USAGE, said
