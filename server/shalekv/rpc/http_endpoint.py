@@ -24,7 +24,7 @@ from shalekv.errors import (
     ShaleError,
 )
 from shalekv.protocol.access import Need, Verb
-from shalekv.rpc.exposition import expose
+from shalekv.rpc.exposition import Exposition
 from shalekv.rpc.native_server import FOR_METRICS, Door, address_of, bind, listening
 from shalekv.rpc.standard_services import WHOLE_SERVER
 from shalekv.rpc.status import row_of
@@ -96,6 +96,7 @@ class HttpEndpoint:
         """
         self._tls = listening(tls, Wire.NATIVE)
         self._sources = sources
+        self._exposition = Exposition()
         self._guard = guard
         self._open_services = open_services
         self._problem: Problem = lambda _: None
@@ -213,7 +214,7 @@ class HttpEndpoint:
             if caller is not None and not caller.permissions.allow(_ADMIN):
                 metrics.leave_out(SECRET_LABELS)
             accept = ",".join(request.headers.getall(hdrs.ACCEPT, ()))
-            text, content_type = await expose(metrics, accept)
+            text, content_type = await self._exposition.text(metrics, accept)
         finally:
             self._scrapes -= 1
         return web.Response(body=text, headers={hdrs.CONTENT_TYPE: content_type})

@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
-from shalekv.rpc.exposition import expose, sample_name, unit_of
+from shalekv.rpc.exposition import Exposition, sample_name, unit_of
 from shalekv.server.reader import Reader
 from shalekv.settings import ReaderConfig
 from shalekv.store.memory import MemoryObjects
@@ -38,8 +38,9 @@ NOT_OF_A_WRITER = {
 async def exposed(sources: MetricSources) -> Mapping[str, Metric]:
     """Collect, encode in both formats, and decode what was encoded, by the name of the family."""
     metrics = await sources.collect()
-    modern, _ = await expose(metrics, OPEN)
-    plain, _ = await expose(metrics, "")
+    exposition = Exposition()
+    modern, _ = await exposition.text(metrics, OPEN)
+    plain, _ = await exposition.text(metrics, "")  # of the lines that were kept
     families = text_string_to_metric_families(modern.decode())  # type: ignore[no-untyped-call]
     found = {each.name: each for each in families}
     others = [*plain_families(plain.decode())]
