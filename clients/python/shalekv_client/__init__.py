@@ -19,7 +19,9 @@ if TYPE_CHECKING:
         AccessRule,
         AccessVerb,
         CallerAccess,
+        CostDimension,
         Ingested,
+        OriginCost,
         ProcessRequests,
         Profile,
         ProfileFormat,
@@ -92,8 +94,9 @@ if TYPE_CHECKING:
         WatchTooSlow,
         WrongDatabase,
     )
+    from shalekv_client.operations import costs_of_calls
     from shalekv_client.policies import Consistency, Durability, ReadLevel, ReadPolicy, Role, Wire
-    from shalekv_client.results import Commit, Count, Entry, KeyInfo, TxnResult, Value, View
+    from shalekv_client.results import Commit, Cost, Count, Entry, KeyInfo, TxnResult, Value, View
     from shalekv_client.routing.idempotency import IdempotencyKeys
     from shalekv_client.routing.retry import RetryPolicy
     from shalekv_client.routing.security import TlsOptions
@@ -163,6 +166,8 @@ __all__ = [
     "ConditionFailed",
     "ConnectionLost",
     "Consistency",
+    "Cost",
+    "CostDimension",
     "Count",
     "CounterOverflow",
     "DeadlineExceeded",
@@ -197,6 +202,7 @@ __all__ = [
     "NotSent",
     "NotTheWriter",
     "Operator",
+    "OriginCost",
     "OutcomeUnknown",
     "Overloaded",
     "PageExpired",
@@ -267,6 +273,7 @@ __all__ = [
     "WriterStatus",
     "WrongDatabase",
     "__version__",
+    "costs_of_calls",
 ]
 
 # The public names of each module, which is imported when one of them is first asked for: a program
@@ -280,7 +287,9 @@ _NAMES = {
         "AccessRule",
         "AccessVerb",
         "CallerAccess",
+        "CostDimension",
         "Ingested",
+        "OriginCost",
         "ProcessRequests",
         "Profile",
         "ProfileFormat",
@@ -362,7 +371,8 @@ _NAMES = {
         "Role",
         "Wire",
     ),
-    "results": ("Commit", "Count", "Entry", "KeyInfo", "TxnResult", "Value", "View"),
+    "operations": ("costs_of_calls",),
+    "results": ("Commit", "Cost", "Count", "Entry", "KeyInfo", "TxnResult", "Value", "View"),
     "routing.retry": ("RetryPolicy",),
     "routing.security": ("TlsOptions",),
     "routing.tokens": (

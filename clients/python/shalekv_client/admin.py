@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
@@ -272,6 +272,25 @@ class ProcessRequests:
     requests: Mapping[RequestKind, int]  # of every kind that this client knows
 
 
+class CostDimension(enum.Enum):
+    """How the calls of a server are divided to tell what they have cost."""
+
+    METHOD = 1
+    PRINCIPAL = 2
+    PREFIX = 3  # of the first key: up to its first `/` or `:`
+
+
+@dataclass(frozen=True, slots=True)
+class OriginCost:
+    """What the calls of one method, principal or prefix have cost since the server began."""
+
+    dimension: CostDimension
+    name: str  # "background": no call has caused it; "other": those with little
+    calls: int  # by prefix an estimate
+    requests: Mapping[RequestKind, int]  # of every kind that this client knows
+    dollars: float | None  # in US dollars; None: prices are not known
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The requests to the object store, process by process."""
@@ -281,6 +300,9 @@ class Stats:
     endpoint: str  # HOST:PORT of the store; empty: that of the provider
     records: str  # the kind of the transactional store, such as "dynamodb"; empty: none
     processes: tuple[ProcessRequests, ...]
+    origins: tuple[OriginCost, ...] = ()  # of the process that has answered
+    # The prices, as far as the server knows them, in US dollars for 1,000 requests.
+    usd_per_1000: Mapping[RequestKind, float] = field(default_factory=dict)
 
 
 def stats_of(reply: admin_pb2.StatsReply) -> Stats:
@@ -291,15 +313,35 @@ def stats_of(reply: admin_pb2.StatsReply) -> Stats:
         endpoint=reply.endpoint,
         records=reply.records,
         processes=tuple(map(_process, reply.processes)),
+        origins=tuple(filter(None, map(_origin, reply.origins))),
+        usd_per_1000={
+            _KINDS[name]: dollars for name, dollars in reply.usd_per_1000.items() if name in _KINDS
+        },
     )
 
 
 def _process(message: admin_pb2.ProcessRequests) -> ProcessRequests:
+    requests = _requests(message.requests)
+    return ProcessRequests(message.role, message.uptime_ms, requests)
+
+
+def _origin(message: admin_pb2.OriginCost) -> OriginCost | None:
+    """Decode what an origin has cost; None: a newer server has more dimensions."""
+    dimension = known(CostDimension, message.dimension)
+    if dimension is None:
+        return None
+    dollars = message.dollars if message.HasField("dollars") else None
+    requests = _requests(message.requests)
+    return OriginCost(dimension, message.name, message.calls, requests, dollars)
+
+
+def _requests(counts: Iterable[admin_pb2.RequestCount]) -> Mapping[RequestKind, int]:
     requests = dict.fromkeys(RequestKind, 0)
-    for count in message.requests:
+    for count in counts:
         if count.kind in _NUMBERS:  # a newer server may have more kinds
             requests[RequestKind(count.kind)] += count.requests
-    return ProcessRequests(message.role, message.uptime_ms, MappingProxyType(requests))
+    return MappingProxyType(requests)
 
 
 _NUMBERS = frozenset(kind.value for kind in RequestKind)
+_KINDS = {kind.name.lower(): kind for kind in RequestKind}

@@ -14,7 +14,15 @@ from shalekv.v1 import kv_pb2
 from shalekv_client.calls import AdminCalls, DataCalls
 from shalekv_client.closing import AsyncCloseable
 from shalekv_client.error_table import too_large
-from shalekv_client.operations import COUNT, At, Operation, attempt, destination_of, read_header
+from shalekv_client.operations import (
+    COUNT,
+    At,
+    Operation,
+    asking_cost,
+    attempt,
+    destination_of,
+    read_header,
+)
 from shalekv_client.policies import (
     MESSAGE_BYTES_MAX,
     UNANSWERED_BYTES_MAX,
@@ -351,6 +359,7 @@ class Client(DataCalls, AdminCalls, AsyncCloseable):
         return profile_of(await self.fleet.run(ask, target, self._time_ms(timeout_ms)))
 
     async def _call(self, operation: Operation[ResultT], timeout_ms: int | None) -> ResultT:
+        operation = asking_cost(operation)
         size_bytes = len(operation.data)
         if size_bytes > self._message_bytes_max:
             raise too_large(self.address, str(operation.kind), size_bytes, self._message_bytes_max)

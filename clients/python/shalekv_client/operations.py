@@ -8,7 +8,9 @@ cost most of the time of the operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -19,11 +21,13 @@ from shalekv_client.errors import Unimplemented
 from shalekv_client.policies import Destination, Durability, ReadLevel
 from shalekv_client.results import (
     Commit,
+    Cost,
     Count,
     KeyInfo,
     TxnResult,
     Value,
     commit_of,
+    cost_of,
     count_of,
     counted_commit_of,
     key_info_of,
@@ -134,6 +138,45 @@ class Operation(NamedTuple, Generic[ResultT]):
         request = self.kind.method.request.FromString(self.data)
         request.header.min_seq = self.min_seq
         return self._replace(data=request.SerializeToString())
+
+
+# One more piece of a request: field 1, its header, with `report_cost`. Servers merge the pieces.
+_REPORT_COST = b"\x0a\x02\x30\x01"
+_COSTS: ContextVar[list[Cost] | None] = ContextVar("shalekv_costs", default=None)
+
+
+@contextmanager
+def costs_of_calls() -> Iterator[list[Cost]]:
+    """Ask servers what each call of this task costs, while entered; the costs come into a list.
+
+        with costs_of_calls() as costs:
+            await client.get(b"greeting")
+        print(costs[0].reads, costs[0].dollars)
+
+    It counts for calls of any client with one reply, and for operations of sessions that are
+    submitted inside. A call that fails tells no cost, and neither does an older server.
+    """
+    costs: list[Cost] = []
+    token = _COSTS.set(costs)
+    try:
+        yield costs
+    finally:
+        _COSTS.reset(token)
+
+
+def asking_cost(operation: Operation[ResultT]) -> Operation[ResultT]:
+    """Return what is to be sent: the operation asks for its cost inside of `costs_of_calls`."""
+    costs = _COSTS.get()
+    if costs is None:
+        return operation
+
+    def decode(reply: Any) -> ResultT:
+        result = operation.decode(reply)
+        if reply.header.HasField("cost"):
+            costs.append(cost_of(reply.header.cost))
+        return result
+
+    return operation._replace(data=operation.data + _REPORT_COST, decode=decode)
 
 
 def get(

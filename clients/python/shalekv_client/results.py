@@ -94,6 +94,20 @@ class TxnResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """Requests to the object store that a call has caused: see `costs_of_calls`."""
+
+    writes: int
+    lists: int
+    reads: int
+    deletes: int
+    record_writes: int  # in the transactional store
+    record_reads: int
+    shared_by: int  # calls that share these requests, this one included; 0: they are its own
+    dollars: float | None  # the part of this call, in US dollars; None: prices are not known
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """The state from which an answer was made."""
 
@@ -114,6 +128,20 @@ def view_of(header: kv_pb2.ReplyHeader) -> View:
         seq=header.seq,
         wal_id=header.wal_id if header.HasField("wal_id") else None,
         staleness_ms=header.staleness_ms,
+    )
+
+
+def cost_of(message: kv_pb2.Cost) -> Cost:
+    """Decode the cost in the header of a reply."""
+    return Cost(
+        message.writes,
+        message.lists,
+        message.reads,
+        message.deletes,
+        message.record_writes,
+        message.record_reads,
+        message.shared_by,
+        message.dollars if message.HasField("dollars") else None,
     )
 
 

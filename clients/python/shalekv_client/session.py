@@ -189,6 +189,7 @@ class Session(AsyncCloseable):
         """Queue an operation. Raises `NotSent` when the session is closed."""
         if self._is_closed:
             raise self.closed()
+        operation = operations.asking_cost(operation)
         span = None if operation.traceparent else begin_span(operation.kind.name)
         if span is not None:
             operation = operation._replace(traceparent=span.traceparent)

@@ -49,12 +49,15 @@ from shalekv.rpc.waiting_call import InProgress, WaitingCall, serialized
 from shalekv.runtime import Runtime
 from shalekv.server.access.audit import first_key
 from shalekv.server.access.guard import Guard, Permit
+from shalekv.server.replies.costs import fill_origins
 from shalekv.server.service import Answer, Call, DuplexStream, KvService, WatchService
 from shalekv.server.whole_status import add_calls, add_refusals
 from shalekv.settings import LimitSettings
+from shalekv.telemetry.costs import Costs
+from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.slow_calls import SlowCalls
 from shalekv.v1 import kv_pb2
-from shalekv.v1.admin_pb2 import StatusReply
+from shalekv.v1.admin_pb2 import StatsReply, StatusReply
 from shalekv_wire.status import CallFailed, StatusCode
 from shalekv_wire.trace_context import UNNAMED
 
@@ -117,7 +120,8 @@ class Adapter:
         self._idle_delays = 0  # calls in progress for which `idle` waits
         self._idle = asyncio.Event()
         self._idle.set()
-        self._guarding = Guarding(guard, runtime.clock, checked_as)
+        calls = self.telemetry.counts.by_principal
+        self._guarding = Guarding(guard, runtime.clock, checked_as, calls)
 
     @property
     def counts(self) -> CallCounts:
@@ -134,6 +138,25 @@ class Adapter:
         add_calls(status, self.counts.statuses())
         if self._guarding.guard is not None:
             add_refusals(status, self._guarding.guard.status())
+
+    def fill_origins(self, reply: StatsReply) -> None:
+        """Add to statistics what the calls of this process have cost."""
+        costs = self.telemetry.costs
+        if costs is not None:
+            self._tell_calls(costs)
+            calls = {count.method: count.durations_us.count for count in self.counts}
+            fill_origins(reply, costs, calls)
+
+    def collect_costs(self, metrics: Metrics) -> None:
+        """Add to metrics what the calls of this process have cost."""
+        costs = self.telemetry.costs
+        if costs is not None:
+            self._tell_calls(costs)
+            costs.collect(metrics)
+
+    def _tell_calls(self, costs: Costs) -> None:
+        for principal, calls in self.counts.by_principal.take().items():
+            costs.add_calls(principal, calls)
 
     def refuse(self, error: ShaleError) -> None:
         """Refuse every call, and every operation of a session, that begins from now on.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TypeAlias
 
@@ -27,6 +27,7 @@ from shalekv.v1 import admin_pb2
 from shalekv_wire.status import CallFailed, StatusCode
 
 NS_PER_US = 1_000
+PRINCIPALS_MAX = 10_000  # whose calls are counted until somebody asks
 
 NowNs: TypeAlias = Callable[[], int]
 
@@ -109,6 +110,7 @@ class CallCounts:
         self.now_ns = now_ns
         # Of calls and operations, by the reason of their error: one of `shalekv.errors`.
         self.refusals: Counter[str] = Counter()
+        self.by_principal = PrincipalCalls()
         self._counts: dict[str, MethodCount] = {}
 
     def __iter__(self) -> Iterator[MethodCount]:
@@ -137,6 +139,43 @@ class CallCounts:
     def statuses(self) -> Iterator[admin_pb2.CallStatus]:
         """Yield the counts of the methods that were called, by name, as messages."""
         return (count.status() for count in self)
+
+
+class PrincipalCalls:
+    """Calls and operations by principal, since somebody has taken the counts.
+
+    Most calls come from the principal of the call before, which costs an addition.
+    """
+
+    __slots__ = ("_counts", "_current", "repeats")
+
+    def __init__(self) -> None:
+        """Begin without calls."""
+        self.repeats = 0  # further calls of the current principal
+        self._current = ""
+        self._counts = Counter[str]()
+
+    def begin(self, principal: str) -> None:
+        """Count a call of `principal`, who is the current one from now on."""
+        self._fold()
+        self._current, self.repeats = principal, 1
+
+    def add(self, principal: str, calls: int = 1) -> None:
+        """Count calls of `principal`. If nobody takes the counts of so many, they are dropped."""
+        if len(self._counts) >= PRINCIPALS_MAX:
+            self._counts.clear()
+        self._counts[principal] += calls
+
+    def take(self) -> Mapping[str, int]:
+        """Return the counts, and begin anew."""
+        self._fold()
+        counts, self._counts = self._counts, Counter[str]()
+        return counts
+
+    def _fold(self) -> None:
+        if self.repeats:
+            self.add(self._current, self.repeats)
+            self.repeats = 0
 
 
 def code_of(error: BaseException, deadline_s: float | None = None) -> StatusCode:

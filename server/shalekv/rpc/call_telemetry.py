@@ -21,6 +21,7 @@ from shalekv.rpc.calls import ServerCall, named
 from shalekv.server.access.audit import first_key, hash_of_key
 from shalekv.server.service import Call
 from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity
+from shalekv.telemetry.costs import Costs
 from shalekv.telemetry.slow_calls import EndedCall, SlowCalls
 from shalekv.telemetry.tracing import Tracer
 from shalekv.write.pending_replies import PendingReply
@@ -36,6 +37,7 @@ class Recorders:
 
     slow_calls: SlowCalls
     tracer: Tracer | None = None  # None: no call is traced
+    costs: Costs | None = None  # None: nobody is charged
 
 
 @dataclass(slots=True)
@@ -116,6 +118,7 @@ class CallTelemetry:
         self.tracer = recorders.tracer
         self.slow_calls = recorders.slow_calls
         self.slow_ns = recorders.slow_calls.slow_ns
+        self.costs = recorders.costs
         self.now_ns = self.counts.now_ns
 
     def begin_traced(self, noted: NotedCall, request: Message, call: ServerCall | None) -> None:
@@ -135,7 +138,7 @@ class CallTelemetry:
         code: StatusCode,
         reply: object = None,
     ) -> None:
-        """Record the span of a call, if it has one, and note the call if it was slow.
+        """Charge a call, record its span, if it has one, and note the call if it was slow.
 
         `reply` is what it has waited for: for its commit alone, if that is a `PendingReply`.
         """
@@ -144,6 +147,7 @@ class CallTelemetry:
             commit = reply.activity
             noted.key = noted.key or reply.first_key
         self._end_span(noted, code, commit)
+        self._charge(noted)
         if ended_ns - noted.began_ns > self.slow_ns:
             self._note(noted, ended_ns, code, commit)
 
@@ -152,6 +156,7 @@ class CallTelemetry:
         stream.pause()
         noted, ended_ns = stream.noted, self.now_ns()
         self._end_span(noted, code, None)
+        self._charge(noted)
         if stream.slowest_ns > self.slow_ns:
             noted.began_ns = ended_ns - stream.spent_ns
             self._note(noted, ended_ns, code, None)
@@ -162,6 +167,12 @@ class CallTelemetry:
             assert self.tracer is not None
             activity.commit = commit
             self.tracer.end_call(activity, code.name)
+
+    def _charge(self, noted: NotedCall) -> None:
+        """Charge a call with the requests of its own."""
+        activity = noted.activity
+        if self.costs is not None and activity is not None and activity.sent:
+            self.costs.charge(noted.method, noted.call.principal, noted.key, activity.sent)
 
     def _note(
         self, noted: NotedCall, ended_ns: int, code: StatusCode, commit: CommitActivity | None

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from shalekv.clock import Clock
 from shalekv.errors import DeadlinePassed, ShaleError
+from shalekv.rpc.call_counts import PrincipalCalls
 from shalekv.rpc.calls import ServerCall
 from shalekv.server.access.caller import Caller
 from shalekv.server.access.guard import Guard, Permit
@@ -36,9 +37,19 @@ EndStream = Callable[[ShaleError], None]
 class Guarding:
     """Contexts of the calls of an adapter, and the guard's permits for them."""
 
-    def __init__(self, guard: Guard | None, clock: Clock, checked_as: Message | None) -> None:
-        """The guard is asked about `checked_as` in place of the requests, if it is given."""
+    def __init__(
+        self,
+        guard: Guard | None,
+        clock: Clock,
+        checked_as: Message | None,
+        calls: PrincipalCalls | None = None,
+    ) -> None:
+        """The guard is asked about `checked_as` in place of the requests, if it is given.
+
+        `calls` counts who calls.
+        """
         self.guard = guard
+        self._calls = calls or PrincipalCalls()
         self._clock = clock
         self._checked_as = checked_as
         self._undated = Call()  # that of the last call without a deadline
@@ -62,6 +73,7 @@ class Guarding:
             and call.names is UNNAMED
             and (last.caller is None or last.caller.problem is None)
         ):
+            self._calls.repeats += 1
             return last
         deadline_ms = None
         if call.deadline_s is not None:
@@ -75,7 +87,7 @@ class Guarding:
             found = self.guard.caller_of(shown)
             if not isinstance(found, Caller):
                 nobody = Call(call.peer, deadline_ms, None, None, call.names, end)
-                return _identified(nobody, found)
+                return self._identified(nobody, found)
             caller = found
         context = Call(call.peer, deadline_ms, None, caller, call.names, end)
         if (
@@ -85,6 +97,14 @@ class Guarding:
             and (caller is None or caller.problem is None)
         ):
             self._undated, self._shown = context, shown
+            self._calls.begin(context.principal)
+        else:
+            self._calls.add(context.principal)
+        return context
+
+    async def _identified(self, context: Call, found: Awaitable[Caller]) -> Call:
+        context = await _identified(context, found)
+        self._calls.add(context.principal)
         return context
 
     def check(self, call: ServerCall, kind: Message, refuse: EndStream) -> None:

@@ -70,12 +70,19 @@ def admin_methods(service: AdminService, adapter: Adapter) -> Mapping[str, Metho
             header=service.header(), calls=slow.newest(), slow_ms=slow.slow_ms
         )
 
+    async def stats(request: admin.StatsRequest, call: Call) -> admin.StatsReply:
+        """Add what calls have cost to the statistics of a role."""
+        answer = service.stats(request, call)
+        reply = answer if isinstance(answer, Message) else await answer
+        adapter.fill_origins(reply)
+        return reply
+
     snapshots, access = service.snapshots, service.access
     return with_paths(
         ADMIN_SERVICE,
         {
             "Status": adapter.unary(status, admin.StatusRequest),
-            "Stats": adapter.unary(service.stats, admin.StatsRequest),
+            "Stats": adapter.unary(stats, admin.StatsRequest),
             "ListSlowCalls": adapter.unary(list_slow_calls, admin.ListSlowCallsRequest),
             "Profile": adapter.unary(service.profile, admin.ProfileRequest),
             "CreateSnapshot": adapter.unary(snapshots.create, admin.CreateSnapshotRequest),

@@ -240,6 +240,7 @@ class Server:
     def collect(self, metrics: Metrics) -> None:
         """Add the counts of calls and connections, and whether this process serves."""
         self.counts.collect(metrics)
+        self._adapter.collect_costs(metrics)
         for method, calls in self._adapter.telemetry.slow_calls.counts.items():
             metrics.add("slow_calls", calls, method)
         metrics.add("calls_in_progress", self.in_progress_count)

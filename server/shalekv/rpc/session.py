@@ -237,6 +237,8 @@ class Session:
             async for request in requests:
                 self._calls.arrived()
                 self._check(request)
+                caller = self._calls.undated.principal
+                self._telemetry.counts.by_principal.add(caller, len(request.operations))
                 for index, operation in enumerate(request.operations):
                     # A new task must take its place in the write order before the next operation
                     # does. And a long message must not delay other tasks.

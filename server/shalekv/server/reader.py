@@ -95,9 +95,11 @@ class Reader:
             wal_objects_applied=engine.follower.counts.applied,
             open_ms=round(open_ms),
         )
-        kv = ReaderKv(engine, views, settings.limits, runtime, cas.reachability)
+        place = StorePlace.of(store.url, settings.store)
+        prices = place.prices(settings.telemetry)
+        kv = ReaderKv(engine, views, settings.limits, runtime, cas.reachability, prices)
         watches = watches_of(engine, cas, settings.watches, kv.header)
-        use = StoreUse(StorePlace.of(store.url, settings.store), runtime.clock)
+        use = StoreUse(place, runtime.clock, prices)
         use.measure(lambda: [ProcessUse("reader", began_ms, store.sent.by_kind)])
         pins = SnapshotUsage(cas)
         report = ProcessReport(

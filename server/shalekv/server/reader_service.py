@@ -23,6 +23,7 @@ from shalekv.server.status import ProcessReport, StoreUse, manifest_status
 from shalekv.settings import LimitSettings, ReaderSettings
 from shalekv.store.reachability import Reachability
 from shalekv.telemetry.metrics import Metrics
+from shalekv.telemetry.prices import UNKNOWN_OBJECTS, PriceList
 from shalekv.v1 import admin_pb2, kv_pb2
 
 _State = admin_pb2.ReaderStatus.State
@@ -38,16 +39,19 @@ class ReaderKv:
         limits: LimitSettings,
         runtime: Runtime,
         store: Reachability,
+        prices: PriceList = UNKNOWN_OBJECTS,
     ) -> None:
         """Create the service. The engine must be running for the replies to show newer state.
 
         REQUIRES: the engine was given `views.shed`, to free memory that views keep.
 
         `store` says what is wrong with the object store, for the errors of reads that do not end in
-        time.
+        time; `prices` are those of its requests.
         """
         self._engine = engine
-        self._reads = Reads(engine, views, limits, runtime, header=self.header, store=store)
+        self._reads = Reads(
+            engine, views, limits, runtime, header=self.header, store=store, prices=prices
+        )
 
     @property
     def scans(self) -> Scans:

@@ -28,6 +28,7 @@ from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.settings import LimitSettings
 from shalekv.store.reachability import Reachability
+from shalekv.telemetry.prices import PriceList
 from shalekv.v1 import kv_pb2
 
 RETRIES_MAX = 3  # of a read whose version of the levels was deleted: each reads a newer version
@@ -64,17 +65,18 @@ class Reads:
         *,
         header: MakeHeader,
         store: Reachability,
+        prices: PriceList,
     ) -> None:
         """Create the reads of `engine`.
 
         `store` says what is wrong with the object store, for the errors of reads that do not end in
-        time.
+        time; `prices` are those of its requests.
         """
         self._engine = engine
         self._store = store
         self._limits = limits
         self._clock = runtime.clock
-        self._headers = EncodedHeaders(engine, header)
+        self._headers = EncodedHeaders(engine, header, prices)
         self._freshness = Freshness(engine, runtime.clock)
         self._snapshots = SnapshotReads(engine.snapshots, self._headers)
         self.scans = Scans(
@@ -93,7 +95,9 @@ class Reads:
         header = request.header if request.HasField("header") else None
         staleness_ms = self._check(header, call)
         key = requests.check_key(request.key, "key")
-        make_reply = get_reply_without_value if request.omit_value else get_reply
+        make_reply: MakeReply = get_reply_without_value if request.omit_value else get_reply
+        if header is not None and header.report_cost:
+            make_reply = self._headers.telling_cost(make_reply)
         if staleness_ms is not None:
             engine = self._engine
             prefix, pinned = engine.watermark, engine.pinned
@@ -111,7 +115,10 @@ class Reads:
         header = request.header
         self._check(header, call)
         keys = requests.check_keys(request, self._limits)
-        return self._read_keys(header, call, keys, batch_get_reply)
+        make_reply: MakeReply = batch_get_reply
+        if header.report_cost:
+            make_reply = self._headers.telling_cost(make_reply)
+        return self._read_keys(header, call, keys, make_reply)
 
     def count(self, request: kv_pb2.CountRequest, call: Call) -> Awaitable[bytes]:
         """Count the keys of a range in one state; returns a serialized CountReply."""

@@ -290,6 +290,8 @@ class Scans:
             counting = self._count_view(scan, keys, counted, level, staleness_ms)
         explain = partial(self._explain_count, counted)
         header = await requests.answer_in_time(counting, call, self._clock, explain)
+        if asked.report_cost:
+            header += self._headers.cost()
         return header + counted.SerializeToString()
 
     async def _count_snapshot(

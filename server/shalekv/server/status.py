@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol
 
 from shalekv.clock import Clock
@@ -34,13 +33,22 @@ from shalekv.read.version_set import VersionSet
 from shalekv.read.watermark import Watermark
 from shalekv.server.metrics import add_pins, add_status, role_of
 from shalekv.server.readiness import Readiness
+from shalekv.server.replies.costs import request_counts
 from shalekv.server.scans import Scans
 from shalekv.server.service import Answer
-from shalekv.settings import CompactorSettings, StoreSettings
+from shalekv.settings import (
+    CompactorSettings,
+    ReaderConfig,
+    StoreSettings,
+    TelemetrySettings,
+    WriterConfig,
+)
 from shalekv.settings.budget import MemoryShares
-from shalekv.store.api import RequestKind
+from shalekv.store.api import ObjectStore, RequestKind
 from shalekv.store.counting import Count, Operation, StoreCallCounts
+from shalekv.telemetry.costs import Costs
 from shalekv.telemetry.metrics import Metrics
+from shalekv.telemetry.prices import UNKNOWN_OBJECTS, PriceList, dollars_of, price_list
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
 from shalekv.version import VERSION
 from shalekv.watch.stream import Watches
@@ -54,16 +62,6 @@ _MODES = {
     WalMode.OBJECT_STORE: manifest_pb2.WAL_MODE_OBJECT_STORE,
     WalMode.QUORUM: manifest_pb2.WAL_MODE_QUORUM,
 }
-_KINDS: Mapping[RequestKind, admin_pb2.RequestKind.ValueType] = MappingProxyType(
-    {
-        RequestKind.WRITE: admin_pb2.REQUEST_KIND_WRITE,
-        RequestKind.LIST: admin_pb2.REQUEST_KIND_LIST,
-        RequestKind.READ: admin_pb2.REQUEST_KIND_READ,
-        RequestKind.DELETE: admin_pb2.REQUEST_KIND_DELETE,
-        RequestKind.RECORD_WRITE: admin_pb2.REQUEST_KIND_RECORD_WRITE,
-        RequestKind.RECORD_READ: admin_pb2.REQUEST_KIND_RECORD_READ,
-    }
-)
 
 
 def manifest_status(manifest: Manifest) -> admin_pb2.ManifestStatus:
@@ -180,6 +178,17 @@ class StorePlace:
             records=settings.records_url.partition("://")[0],  # the rest may hold a password
         )
 
+    def prices(self, settings: TelemetrySettings) -> PriceList:
+        """Return what its requests cost, as far as it is known."""
+        listed = price_list(self.url, self.endpoint, self.records, chosen=settings.prices)
+        return listed.with_prices(settings.own_prices)
+
+
+def costs_of(store: ObjectStore, settings: WriterConfig | ReaderConfig, clock: Clock) -> Costs:
+    """Return the costs of a process, which sends all its requests by `store`."""
+    prices = StorePlace.of(store.url, settings.store).prices(settings.telemetry)
+    return Costs(store.sent, prices, clock.monotonic_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
@@ -193,10 +202,13 @@ class ProcessUse:
 class StoreUse:
     """Requests to one store by the processes of a server, on which its bill depends."""
 
-    def __init__(self, place: StorePlace, clock: Clock) -> None:
+    def __init__(
+        self, place: StorePlace, clock: Clock, prices: PriceList = UNKNOWN_OBJECTS
+    ) -> None:
         """Begin without processes."""
         self._place = place
         self._clock = clock
+        self._prices = prices
         self._sources: list[Callable[[], Iterable[ProcessUse]]] = []
 
     def measure(self, processes: Callable[[], Iterable[ProcessUse]]) -> None:
@@ -204,10 +216,15 @@ class StoreUse:
         self._sources.append(processes)
 
     def collect(self, metrics: Metrics) -> None:
-        """Add the requests that are billed."""
+        """Add the requests that are billed, and their cost as far as prices are known."""
         for process in self._processes():
             for kind, requests in process.sent.items():
                 metrics.add("store_billed_requests", requests, process.role, kind.value)
+                dollars = self._prices.dollars({kind: requests})
+                if dollars is not None:
+                    metrics.add("cost_dollars", dollars, process.role, kind.value)
+        for name, price in self._prices.pico_dollars.items():
+            metrics.add("store_price_dollars", dollars_of(price), name)
 
     def _processes(self) -> Iterator[ProcessUse]:
         for source in self._sources:
@@ -222,6 +239,7 @@ class StoreUse:
             endpoint=self._place.endpoint,
             records=self._place.records,
             processes=[process_requests(process, now_ms) for process in self._processes()],
+            usd_per_1000=self._prices.usd_per_1000,
         )
 
 
@@ -230,11 +248,7 @@ def process_requests(process: ProcessUse, now_ms: float) -> admin_pb2.ProcessReq
     return admin_pb2.ProcessRequests(
         role=process.role,
         uptime_ms=max(0, int(now_ms - process.began_ms)),
-        requests=[
-            admin_pb2.RequestCount(kind=_KINDS[kind], requests=requests)
-            for kind, requests in process.sent.items()
-            if requests
-        ],
+        requests=request_counts(process.sent),
     )
 
 

@@ -18,6 +18,7 @@ from shalekv.server.status import (
     ProcessUse,
     StorePlace,
     StoreUse,
+    costs_of,
     measure_reads,
 )
 from shalekv.server.watches import watches_of
@@ -28,6 +29,8 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import StoreCallCounts
 from shalekv.store.disk_cache import open_disk_cache
+from shalekv.telemetry.costs import Costs
+from shalekv.telemetry.prices import PriceList
 from shalekv.telemetry.tracing import Tracer
 from shalekv.watch.stream import Watches
 from shalekv.wording import Trouble
@@ -64,7 +67,7 @@ class Writer:
         self.watches = watches
 
     @classmethod
-    async def open(
+    async def open(  # noqa: PLR0913 (what a process has besides its database)
         cls,
         store: ObjectStore,
         *,
@@ -75,13 +78,14 @@ class Writer:
         links: Links | None = None,
         policies: AccessPolicies | None = None,
         tracer: Tracer | None = None,
+        costs: Costs | None = None,
     ) -> Writer:
         """Take over the database in `store`. See `open_log` for `since_epoch` and errors.
 
         `advertise` is the HOST:PORT that the manifest will name. `links` are the connections to the
         safekeepers of a database that has some; the caller closes them. `policies` are those that
         the guard of this process asks; None: they are only read and written. `tracer` records
-        groups of commits; None: nobody does.
+        groups of commits; None: nobody does. `costs` are those of the process.
         """
         clock = runtime.clock
         began_ms = clock.monotonic_ms()
@@ -108,7 +112,8 @@ class Writer:
             keys=opened.memtable.key_count,
             open_ms=round(open_ms),
         )
-        kv = WriterKv(engine, views, settings.limits, runtime, cas.reachability)
+        costs = costs or costs_of(store, settings, clock)
+        kv = WriterKv(engine, views, settings.limits, runtime, cas.reachability, costs)
         watches = watches_of(engine, cas, settings.watches, kv.header)
         report = _process_report(settings, engine, kv, watches, cas, open_ms=open_ms)
         admin = WriterAdmin(
@@ -116,7 +121,7 @@ class Writer:
             settings.writer,
             clock,
             report,
-            _store_use(store, settings.store, clock, began_ms),
+            _store_use(store, settings.store, clock, began_ms, costs.prices),
             policies=policies or AccessPolicies(cas, settings.access),
             header=kv.header,
             objects_replayed=opened.objects_replayed,
@@ -222,8 +227,8 @@ def _memory_use(
 
 
 def _store_use(
-    store: ObjectStore, settings: StoreSettings, clock: Clock, began_ms: float
+    store: ObjectStore, settings: StoreSettings, clock: Clock, began_ms: float, prices: PriceList
 ) -> StoreUse:
-    use = StoreUse(StorePlace.of(store.url, settings), clock)
+    use = StoreUse(StorePlace.of(store.url, settings), clock, prices)
     use.measure(lambda: [ProcessUse("writer", began_ms, store.sent.by_kind)])
     return use

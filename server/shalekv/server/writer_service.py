@@ -26,8 +26,11 @@ from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.server.status import ProcessReport, StoreUse, manifest_status, quorum_status
 from shalekv.server.writes import Writes
 from shalekv.settings import LimitSettings, WriterSettings
+from shalekv.store.api import RequestCounts
 from shalekv.store.reachability import Reachability
+from shalekv.telemetry.costs import Costs
 from shalekv.telemetry.metrics import Metrics
+from shalekv.telemetry.prices import UNKNOWN_OBJECTS
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
 from shalekv.write.engine import WriterEngine
 from shalekv.write.ingest import Loads
@@ -102,22 +105,26 @@ class WriterKv:
         limits: LimitSettings,
         runtime: Runtime,
         store: Reachability | None = None,
+        costs: Costs | None = None,
     ) -> None:
         """Create the service. The engine must be running for writes to be answered.
 
         REQUIRES: the engine was given `views.shed`, to free memory that views keep.
 
         `store` says what is wrong with the object store, for the errors of calls that do not end in
-        time.
+        time. `costs` are charged with the requests of commits.
         """
         store = store or Reachability(runtime.clock)
+        costs = costs or Costs(RequestCounts(), UNKNOWN_OBJECTS)
         self._engine = engine
         self._limits = limits
         self._clock = runtime.clock
         self._database_id = engine.manifest.current.database_id
         self._epoch = engine.manifest.own.epoch
-        self._writes = Writes(engine, self.header, runtime.clock, store)
-        self._reads = Reads(engine, views, limits, runtime, header=self.header, store=store)
+        self._writes = Writes(engine, self.header, runtime.clock, store, costs)
+        self._reads = Reads(
+            engine, views, limits, runtime, header=self.header, store=store, prices=costs.prices
+        )
 
     @property
     def scans(self) -> Scans:

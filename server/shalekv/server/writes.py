@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic
+from typing import Any, Generic, NamedTuple, cast
 
 from shalekv.clock import Clock
 from shalekv.concurrency import FifoLock, Waiter, fail
@@ -28,6 +28,7 @@ from shalekv.format.records import REQUEST_HASH_BYTES, ReplyKind, record_key
 from shalekv.protocol.transaction import Change, Needs, Puts, Transaction
 from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.server import requests
+from shalekv.server.replies.costs import NO_REQUESTS, cost_field, cost_of, sent_by_running_task
 from shalekv.server.requests import (
     ARCHIVED,
     LINEARIZABLE,
@@ -39,8 +40,11 @@ from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.server.transactions import ReplyBuilder, ReplyEncoder, ReplyT, SizedTransaction
 from shalekv.store.reachability import Reachability
 from shalekv.telemetry.activity import ADMISSION, READ_SET, TURN, Wait
+from shalekv.telemetry.costs import Costs
+from shalekv.v1 import kv_pb2
 from shalekv.write.commit import (
     RECORD_BYTES,
+    Bill,
     Commit,
     KeyedRequest,
     Receipt,
@@ -51,6 +55,14 @@ from shalekv.write.idempotency import AppliedRequest, RequestInFlight, key_of_pr
 from shalekv.write.pending_replies import PendingReplies, PendingReply, still_unknown
 
 _NO_NEEDS = Needs()
+# The methods and operations of sessions, as calls are counted: by kind, and whether in a session.
+_METHODS = {
+    (kind, is_session): f"Session.{kind.name.lower()}"
+    if is_session
+    else f"KV.{kind.name.title().replace('_', '')}"
+    for kind in ReplyKind
+    for is_session in (False, True)
+}
 # Refusals that depend on the state of the database: they are only sent after the writer has
 # confirmed that it still owns it.
 _STATE_REFUSALS = (ConditionFailed, NotACounter, CounterOverflow)
@@ -78,18 +90,31 @@ async def archived_reply(
     return reply
 
 
+class _Settling(NamedTuple):
+    """What the replies of all writes need when their commits are settled."""
+
+    waiting: PendingReplies
+    encoder: ReplyEncoder
+    costs: Costs
+
+    def charge(self, reply: _WriteReply[ReplyT], bill: Bill, commit_count: int) -> None:
+        """Charge the call of `reply`, which is answered or not, with the requests of its group."""
+        call = reply.call
+        method = _METHODS[reply.builder.kind, call.end is not None]
+        self.costs.charge(method, call.principal, bill.key, bill.sent, commit_count)
+
+
 class _WriteReply(PendingReply[ReplyT]):
     """The reply of one write, which waits for its commit, and refers to it once it is submitted."""
 
-    __slots__ = ("_encoder", "_waiting", "builder", "call", "commit", "durability", "is_confirmed")
+    __slots__ = ("_settling", "builder", "call", "commit", "durability", "is_confirmed")
 
     def __init__(
         self,
         builder: ReplyBuilder[ReplyT],
         durability: DurabilityValue,
         call: Call,
-        waiting: PendingReplies,
-        encoder: ReplyEncoder,
+        settling: _Settling,
         *,
         is_confirmed: bool = False,
     ) -> None:
@@ -101,8 +126,7 @@ class _WriteReply(PendingReply[ReplyT]):
         self.call = call
         self.is_confirmed = is_confirmed
         self.commit: Commit | None = None
-        self._waiting = waiting
-        self._encoder = encoder
+        self._settling = settling
 
     @property
     def first_key(self) -> bytes:
@@ -113,18 +137,48 @@ class _WriteReply(PendingReply[ReplyT]):
     def cancel(self) -> bool:
         """Give up, and note the group that is waited for now."""
         if self.outcome is None:
-            self.activity = self._waiting.awaited()
+            self.activity = self._settling.waiting.awaited()
         return super().cancel()
 
     def settle(self, outcome: Receipt | ShaleError) -> None:
         """Complete the reply with the outcome of the commit, unless the caller has gone."""
-        if not self._waiting.end(self):
-            return
+        settling = self._settling
         if isinstance(outcome, Receipt):
-            self.activity = outcome.activity
-            self._complete(self._encoder.encode(self.builder, self.durability, outcome))
-        else:
+            if outcome.bill is not None and outcome.activity is not None:
+                settling.charge(self, outcome.bill, outcome.activity.commit_count)
+            if settling.waiting.end(self):
+                self.activity = outcome.activity
+                encoded = settling.encoder.encode(self.builder, self.durability, outcome)
+                self._complete(encoded)
+        elif settling.waiting.end(self):
             fail(self, outcome)
+
+
+class _CostedReply(_WriteReply[ReplyT]):
+    """The reply of a write that is to tell its cost: that of its group, and of its own requests."""
+
+    __slots__ = ()
+
+    def tell_cost(self, message: Any) -> None:
+        """Put into a reply what the write has cost so far; it runs in the present task, if any."""
+        message.header.cost.CopyFrom(self._cost(sent_by_running_task()))
+
+    def _cost(self, own: Mapping[str, int]) -> kv_pb2.Cost:
+        return cost_of(self._settling.costs.prices, own, self.activity)
+
+    def _complete(self, outcome: bytes | BaseException) -> bool:
+        if isinstance(outcome, bytes):  # by the log: the call has no requests of its own so far
+            outcome += cost_field(self._cost(NO_REQUESTS))
+        return super()._complete(outcome)
+
+    def __await__(self) -> Generator[Any, None, ReplyT]:
+        """Return the reply, with the cost of the task that waits."""
+        try:
+            message: Any = yield from super().__await__()
+            self.tell_cost(message)
+            return cast("ReplyT", message)
+        finally:
+            del self  # an error would hold this frame
 
 
 @dataclass(slots=True)
@@ -166,17 +220,22 @@ class Writes:
     """Submits writes to the log of a `WriterEngine`, and makes their replies."""
 
     def __init__(
-        self, engine: WriterEngine, header: MakeHeader, clock: Clock, store: Reachability
+        self,
+        engine: WriterEngine,
+        header: MakeHeader,
+        clock: Clock,
+        store: Reachability,
+        costs: Costs,
     ) -> None:
         """Create the write path of `engine`.
 
         Deadlines of calls are times of `clock`. `store` says what is wrong with the object store,
-        for the errors of writes whose reads do not end in time.
+        for the errors of writes whose reads do not end in time. `costs` are charged with commits.
         """
         self._store = store
         self._engine = engine
         self._clock = clock
-        self._encoder = ReplyEncoder(header)
+        self._settling = _Settling(engine.log.pending_replies, ReplyEncoder(header), costs)
         self._header = header
         self._log, self._admission = engine.log, engine.log.admission
         self._queue = FifoLock()
@@ -197,7 +256,12 @@ class Writes:
         go through the memtable. Later writes of the same session do not overtake this one.
         """
         engine = self._engine
-        chosen = key = request.header.idempotency_key if request.HasField("header") else b""
+        chosen = key = b""
+        new_reply: type[_WriteReply[ReplyT]] = _WriteReply
+        if request.HasField("header"):
+            header = request.header
+            chosen = key = header.idempotency_key
+            new_reply = _CostedReply if header.report_cost else _WriteReply
         size_bytes = changes_bytes(changes)
         is_load = size_bytes > self._direct_ingest_bytes
         durability = self._durable
@@ -205,7 +269,7 @@ class Writes:
             durability = requests.durability(request.durability, durability)
         if is_load and durability == MEMORY:
             durability = self._durable  # a load is not in memory before it is durable
-        reply = _WriteReply(builder, durability, call, self._pending_replies, self._encoder)
+        reply = new_reply(builder, durability, call, self._settling)
         request_hash, key_of_record, admitted_bytes = b"", b"", size_bytes
         if chosen:
             request_hash = _request_hash(request, builder.kind)
@@ -284,14 +348,10 @@ class Writes:
             is_confirmed = requests.condition_level(request.header) == LINEARIZABLE
             # The reply shows a durable state, so it has to wait until that state is durable.
             durability = self._durable if durability == MEMORY else durability
-        reply = _WriteReply(
-            builder,
-            durability,
-            call,
-            self._pending_replies,
-            self._encoder,
-            is_confirmed=is_confirmed,
-        )
+        new_reply: type[_WriteReply[ReplyT]] = _WriteReply
+        if request.header.report_cost:
+            new_reply = _CostedReply
+        reply = new_reply(builder, durability, call, self._settling, is_confirmed=is_confirmed)
         chosen = request.header.idempotency_key
         key = _key_of(call, chosen) if chosen else b""
         needs = sized.transaction.needs(record_key(key) if key else b"")
@@ -453,6 +513,8 @@ class Writes:
         if isinstance(known, AppliedRequest):
             message = reply.builder.message.FromString(known.record.reply)
             message.header.CopyFrom(self._header(known.seq, known.record.wal_id))
+            if isinstance(reply, _CostedReply):
+                reply.tell_cost(message)
             is_ready = reply.durability != ARCHIVED
             return message if is_ready else self._when_durable(reply, _ready(message))
         self._check_available()
@@ -476,6 +538,8 @@ class Writes:
             message = reply.builder.reply(commit.decision, MEMORY)
             seq = commit.seq if commit.writes else self._engine.watermark.landed_seq
             message.header.CopyFrom(self._header(seq, None))
+            if isinstance(reply, _CostedReply):
+                reply.tell_cost(message)
             return message
         self._pending_replies.begin(reply, within_ms=self._left_ms(reply))
         answer = self._confirmed(reply, commit) if reply.is_confirmed else reply
@@ -510,6 +574,8 @@ class Writes:
             reply = await pending
             if not commit.writes:
                 await self._engine.ownership.confirm()
+                if isinstance(pending, _CostedReply):
+                    pending.tell_cost(reply)
             return reply
         except _STATE_REFUSALS as error:
             refusal = error

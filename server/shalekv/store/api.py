@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from weakref import WeakValueDictionary
 
 from shalekv.errors import InvalidRequest
 from shalekv.protocol.manifest import CasMode
@@ -71,21 +73,37 @@ class RequestCounts:
     def __init__(self) -> None:
         """Start with zero requests of each kind."""
         self._counts = dict.fromkeys(RequestKind, 0)
+        # Of activities that nobody was charged with, by identity; those that are gone disappear.
+        self._untaken = WeakValueDictionary[int, Counter[str]]()
         self._total: RequestCounts | None = None
         self.was_accepted = False  # the store has answered a request of this process with success
         self.refusal_retry_ms = REFUSAL_RETRY_MS  # retry refusals for so long, if `was_accepted`
 
     def add(self, kind: RequestKind, count: int = 1) -> None:
         """Count `count` more requests of this kind, also in the activity of the running task."""
-        self._add(kind, count)
         activity = CURRENT.get()
-        if activity is not None:
-            activity.sent[kind] += count
+        sent = None if activity is None else activity.sent
+        self._add(kind, count, sent)
+        if sent is not None:
+            sent[kind] += count
 
-    def _add(self, kind: RequestKind, count: int) -> None:
+    def _add(self, kind: RequestKind, count: int, sent: Counter[str] | None) -> None:
         self._counts[kind] += count
+        if sent is not None and not sent:  # its first request
+            self._untaken[id(sent)] = sent
         if self._total is not None:
-            self._total._add(kind, count)  # noqa: SLF001 - of the same class
+            self._total._add(kind, count, sent)  # noqa: SLF001 - of the same class
+
+    def take(self, sent: Mapping[str, int]) -> bool:
+        """Take the requests of an activity to charge them; returns whether nobody has before.
+
+        They are its `sent`, those of this process. What it sends later has no activity.
+        """
+        return self._untaken.pop(id(sent), None) is not None
+
+    def untaken(self) -> Iterator[Counter[str]]:
+        """Yield the requests of activities that have not been taken and still exist."""
+        return self._untaken.values()
 
     def add_up_in(self, total: RequestCounts) -> None:
         """Count everything from now on in `total`, too."""

@@ -23,10 +23,12 @@ from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.access.guard import Guard
 from shalekv.server.database import create_database
 from shalekv.server.service import Call
+from shalekv.server.status import costs_of
 from shalekv.server.writer import Writer
 from shalekv.settings import WriterConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.telemetry.costs import Costs
 from shalekv.telemetry.slow_calls import SlowCalls
 from shalekv.telemetry.tracing import Tracer
 from shalekv.v1 import kv_pb2
@@ -43,6 +45,8 @@ class Served:
 
     server: Server
     writer: Writer
+    store: ObjectStore
+    costs: Costs
 
     @property
     def listen(self) -> str:
@@ -75,21 +79,31 @@ def real_runtime(*, threads: int = 4, seed: int = SEED) -> Iterator[Runtime]:
 
 
 async def open_writer(
-    store: ObjectStore, settings: WriterConfig, runtime: Runtime, tracer: Tracer | None = None
+    store: ObjectStore,
+    settings: WriterConfig,
+    runtime: Runtime,
+    tracer: Tracer | None = None,
+    costs: Costs | None = None,
 ) -> Writer:
     """Open the database in `store`, which is made if there is none."""
     async with asyncio.timeout(OPEN_DEADLINE_S):
         with suppress(DatabaseExists):
             await create_database(store, runtime, settings.store)
-        return await Writer.open(store, settings=settings, runtime=runtime, tracer=tracer)
+        return await Writer.open(
+            store, settings=settings, runtime=runtime, tracer=tracer, costs=costs
+        )
 
 
 @asynccontextmanager
 async def running(
-    store: ObjectStore, settings: WriterConfig, runtime: Runtime, tracer: Tracer | None = None
+    store: ObjectStore,
+    settings: WriterConfig,
+    runtime: Runtime,
+    tracer: Tracer | None = None,
+    costs: Costs | None = None,
 ) -> AsyncIterator[Writer]:
     """An open writer that runs, and is closed in order at the end."""
-    writer = await open_writer(store, settings, runtime, tracer)
+    writer = await open_writer(store, settings, runtime, tracer, costs)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(writer.run(), name="writer")
         try:
@@ -109,15 +123,16 @@ async def serving(
     """Serve the database in `store`; `groups` as in `serve_settings`."""
     settings = serve_settings(**groups)
     with real_runtime() as runtime:
-        recorders = Recorders(SlowCalls(settings.telemetry.slow_ms, MachineClock()), tracer)
+        costs = costs_of(store, settings, runtime.clock)
+        recorders = Recorders(SlowCalls(settings.telemetry.slow_ms, MachineClock()), tracer, costs)
         server = Server(
             settings.server, runtime, limits=settings.limits, guard=guard, recorders=recorders
         )
         try:
-            async with running(store, settings, runtime, tracer) as writer:
+            async with running(store, settings, runtime, tracer, costs) as writer:
                 await server.start(writer.kv, writer.admin, writer.watches)
                 try:
-                    yield Served(server, writer)
+                    yield Served(server, writer, store, costs)
                 finally:
                     await server.stop()
         finally:

@@ -21,6 +21,7 @@ from shalekv.server.replies.gets import (
     made_in_slices,
 )
 from shalekv.settings import MIB
+from shalekv.telemetry.prices import OBJECTS
 from shalekv.v1 import kv_pb2
 
 NOW_MS = 1_000
@@ -52,7 +53,7 @@ class Epoch:
 
 
 def headers_of(engine: Epoch) -> EncodedHeaders:
-    return EncodedHeaders(cast("ReadEngine", engine), engine.make)
+    return EncodedHeaders(cast("ReadEngine", engine), engine.make, OBJECTS["s3"])
 
 
 def now() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,16 +17,26 @@ from shalekv.cli.console.output import Format, format_option, print_rows, printi
 from shalekv.cli.console.talking import talk
 from shalekv.cli.console.units import US_PER_S, time
 from shalekv.telemetry.prices import AS_OF, KINDS, OBJECTS, PriceList, price_list
-from shalekv_client import Client, ProcessRequests, RequestKind, Stats
+from shalekv_client import (
+    Client,
+    CostDimension,
+    OriginCost,
+    ProcessRequests,
+    RequestKind,
+    Stats,
+)
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 ALL = "all"  # the total of processes, or of kinds
 COLUMNS = ("process", "kind", "requests", "per_minute", "usd_per_month")
+ORIGIN_COLUMNS = ("calls", "requests", "usd", "usd_per_hour", "usd_per_1000_calls")
+SERVING = ("writer", "reader")  # the roles whose calls have origins
 INTERVAL_S_MAX = 86_400
 SHORT_MS = 10 * 60_000  # up to this uptime the requests of the start outweigh the rest
 
-_MINUTE_MS = 60_000
+_MINUTE_MS, _HOUR_MS = 60_000, 3_600_000
+_HOURS_PER_MONTH = 30 * 24
 _PRICE_FLAGS: Mapping[str, str] = {
     kind: f"--usd-per-1000-{kind.replace('_', '-')}s" for kind in KINDS
 }
@@ -36,6 +47,12 @@ For each process of a server, and each kind of request that stores charge for: t
 start, or with --interval-s the rate from now on. A compactor or a collector that runs separately
 logs its own requests, and is not included.
 
+With --by: what the calls of each method, principal or prefix of keys have cost, in all, per hour
+and per 1,000 calls. "background" is what no call has caused, "other" are those with little cost.
+These are the calls of the process that answers: of a reader with --processes, of one of them.
+Commits that share a request are charged in turn, so the costs of a few are a matter of chance, and
+so are the calls of a prefix.
+
 The cost is an estimate: the rate for 30 days, at list prices as published in {AS_OF}, which
 --prices and --usd-per-1000-... override. Storage, traffic, discounts and free monthly quotas are
 not included.
@@ -44,6 +61,7 @@ not included.
 Examples:
   shalekv admin stats --interval-s 60
   shalekv admin stats --addr 10.0.0.5:7654 --format json | jq 'select(.process == "all")'
+  shalekv admin stats --by principal --interval-s 3600
   shalekv admin stats --prices r2
   shalekv admin stats --usd-per-1000-writes 0.0054 --usd-per-1000-lists 0.0054
 """
@@ -111,6 +129,60 @@ def _sum(kind: str, rates: Iterable[Rate]) -> Rate:
     return Rate(ALL, kind, requests, per_minute)
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one origin has caused in some time, or all of them."""
+
+    name: str
+    calls: int
+    requests: Mapping[str, int]  # by kind
+
+    def row(self, hours: float, prices: PriceList) -> Sequence[Any]:
+        """The cells of its row; a cost is None if the price is not known."""
+        usd = prices.dollars(self.requests)
+        per_hour = None if usd is None else _rounded(usd / hours)
+        per_call = None if usd is None or not self.calls else _rounded(usd / self.calls * 1_000)
+        return (self.name, self.calls, sum(self.requests.values()), usd, per_hour, per_call)
+
+
+def spent(dimension: CostDimension, before: Stats | None, after: Stats) -> list[Spent]:
+    """What each origin has caused since `before`, or since the start, and then the sum.
+
+    A server that has started in between counts since its start.
+    """
+    begun = dict[str, OriginCost]()
+    if before is not None and _uptime_ms(before) <= _uptime_ms(after):
+        begun = {each.name: each for each in before.origins if each.dimension is dimension}
+    found = [
+        _difference(begun.get(each.name), each)
+        for each in after.origins
+        if each.dimension is dimension
+    ]
+    found.sort(key=lambda each: -sum(each.requests.values()))
+    total = Counter[str]()
+    for each in found:
+        total.update(each.requests)
+    return [*found, Spent(ALL, sum(each.calls for each in found), total)]
+
+
+def _difference(before: OriginCost | None, after: OriginCost) -> Spent:
+    calls, requests = after.calls, {_name(kind): sent for kind, sent in after.requests.items()}
+    if before is not None:  # an origin that has disappeared in between, and come back, has less
+        calls = max(0, calls - before.calls)
+        for kind, sent in before.requests.items():
+            requests[_name(kind)] = max(0, requests[_name(kind)] - sent)
+    return Spent(after.name, calls, requests)
+
+
+def _uptime_ms(stats: Stats) -> int:
+    """The uptime of the process whose calls have origins."""
+    return max((each.uptime_ms for each in stats.processes if each.role in SERVING), default=1)
+
+
+def _rounded(usd: float) -> float:
+    return float(f"{usd:.4g}")
+
+
 def _name(kind: RequestKind) -> str:
     return kind.name.lower()
 
@@ -120,6 +192,11 @@ def _prices(*, chosen: str | None, **usd_per_1000: float | None) -> Callable[[St
 
     def prices(found: Stats) -> PriceList:
         listed = price_list(found.url, found.endpoint, found.records, chosen=chosen)
+        if chosen is None and found.usd_per_1000:
+            told = {_name(kind): Decimal(str(usd)) for kind, usd in found.usd_per_1000.items()}
+            of_server = PriceList.of("the prices of the server", told)
+            if of_server.pico_dollars != listed.pico_dollars:
+                listed = of_server
         return listed.with_prices(given)
 
     return prices
@@ -140,8 +217,7 @@ def _price_options(command: CommandT) -> CommandT:
         "--prices",
         "chosen",
         type=click.Choice(list(OBJECTS)),
-        help="The provider whose prices to use.  [default: by the URL and the endpoint of the "
-        "database]",
+        help="The provider whose prices to use.  [default: those of the server]",
     )(command)
 
 
@@ -152,12 +228,19 @@ def _price_options(command: CommandT) -> CommandT:
     metavar="SECONDS",
     help="Measure for this many seconds, and print the requests sent in that time.",
 )
+@click.option(
+    "--by",
+    "dimension",
+    type=click.Choice([each.name.lower() for each in CostDimension]),
+    help="Print what calls have cost, by this.",
+)
 @_price_options
 @format_option
 @target_options
 def stats(
     *,
     interval_s: int | None,
+    dimension: str | None,
     prices: Callable[[Stats], PriceList],
     output_format: Format,
     target: Target,
@@ -172,6 +255,9 @@ def stats(
         return before, await client.stats()
 
     before, found = talk(target, ask)
+    if dimension is not None:
+        _print_spent(CostDimension[dimension.upper()], before, found, prices(found), output_format)
+        return
     rates = since_start(found) if before is None else between(before, found)
     listed = prices(found)
     rows = [_row(rate, listed) for rate in rates]
@@ -185,6 +271,25 @@ def stats(
             f"Only {measured} of data, mostly start-up. Use --interval-s 60 for the current rate.",
             err=True,
         )
+
+
+def _print_spent(
+    dimension: CostDimension,
+    before: Stats | None,
+    found: Stats,
+    listed: PriceList,
+    output_format: Format,
+) -> None:
+    uptime_ms = _uptime_ms(found)
+    begun_ms = 0 if before is None else _uptime_ms(before)
+    hours = max(1, uptime_ms - begun_ms if begun_ms <= uptime_ms else uptime_ms) / _HOUR_MS
+    rows = [each.row(hours, listed) for each in spent(dimension, before, found)]
+    with printing():
+        print_rows(output_format, (dimension.name.lower(), *ORIGIN_COLUMNS), rows)
+    per_hour = rows[-1][4]
+    click.echo(
+        _cost_line(None if per_hour is None else per_hour * _HOURS_PER_MONTH, listed), err=True
+    )
 
 
 def _cost_line(usd_per_month: float | None, prices: PriceList) -> str:

@@ -64,6 +64,7 @@ from shalekv.settings.security import TlsSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.opening import open_store
 from shalekv.store.url import is_loopback
+from shalekv.telemetry.costs import Costs
 from shalekv.telemetry.slow_calls import SlowCalls
 from shalekv.telemetry.tracing import Tracer
 from shalekv.wording import Trouble
@@ -199,16 +200,17 @@ def bind(
     guard: Guard,
     door: Door | None = None,
     tracer: Tracer | None = None,
+    costs: Costs | None = None,
 ) -> Server:
     """Create a server bound to its port, or one that takes its connections from `door`.
 
-    `tracer` records calls; None: nobody does.
+    `tracer` records calls; None: nobody does. `costs` are charged with the requests of calls.
 
     Raises `InvalidSetting`, and `OSError` if the port is in use.
     """
     make = partial(Server, settings.server, runtime, limits=settings.limits, tls=settings.tls)
     is_open = settings.access.open_services
-    recorders = Recorders(SlowCalls(settings.telemetry.slow_ms, runtime.clock), tracer)
+    recorders = Recorders(SlowCalls(settings.telemetry.slow_ms, runtime.clock), tracer, costs)
     return bind_port(
         lambda: make(door=door, guard=guard, open_services=is_open, recorders=recorders)
     )

@@ -61,7 +61,7 @@ from shalekv.server.reader_service import ReaderAdmin, ReaderKv
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import Answer, Call
 from shalekv.server.snapshots import SnapshotAdmin
-from shalekv.server.status import ProcessReport, ProcessUse, process_requests
+from shalekv.server.status import ProcessReport, ProcessUse, costs_of, process_requests
 from shalekv.server.whole_status import add_status
 from shalekv.settings import ReaderConfig
 from shalekv.store.api import ObjectStore, RequestKind
@@ -512,10 +512,11 @@ async def read_database(
             open_links(settings.tls, settings.server.wire) as links,
             open_access(settings, store, runtime, audit) as access,
             open_tracer(settings.telemetry, "reader", store.url) as tracer,
+            nullcontext(costs_of(store, settings, runtime.clock)) as costs,
             bound(
                 settings,
                 sources,
-                lambda: bind(settings, runtime, access.guard, door, tracer),
+                lambda: bind(settings, runtime, access.guard, door, tracer, costs),
                 access,
                 None if shared is None else (shared.link.door, shared),
             ) as server,

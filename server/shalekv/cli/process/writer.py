@@ -69,11 +69,13 @@ from shalekv.server.database import (
 )
 from shalekv.server.election.elector import Elector, Term
 from shalekv.server.election.opening import open_elector
+from shalekv.server.status import costs_of
 from shalekv.server.writer import Writer
 from shalekv.settings import WalChoice, WriterConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.retry import RefusalPolicy
+from shalekv.telemetry.costs import Costs
 from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.sources import MetricSources
 from shalekv.telemetry.tracing import Tracer
@@ -106,6 +108,7 @@ class WriterContext:
     children: ChildReports
     done: Metrics  # elections and fences, since the process began
     sources: MetricSources
+    costs: Costs
 
     @property
     def address(self) -> str:
@@ -142,6 +145,7 @@ async def _open(context: WriterContext) -> Writer:
         links=context.links,
         policies=context.access.policies,
         tracer=context.tracer,
+        costs=context.costs,
     )
 
 
@@ -193,10 +197,11 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
             open_links(settings.tls, settings.server.wire) as links,
             open_access(settings, store, runtime, audit) as access,
             open_tracer(settings.telemetry, "writer", store.url) as tracer,
+            nullcontext(costs_of(store, settings, runtime.clock)) as costs,
             bound(
                 settings,
                 sources,
-                lambda: bind(settings, runtime, access.guard, tracer=tracer),
+                lambda: bind(settings, runtime, access.guard, tracer=tracer, costs=costs),
                 access,
             ) as server,
         ):
@@ -216,6 +221,7 @@ async def serve_database(settings: WriterConfig, announce: Callable[[str], None]
                 children,
                 done,
                 sources,
+                costs,
             )
             if settings.election.elect:
                 await serve_when_elected(context, stop)

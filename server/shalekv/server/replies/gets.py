@@ -16,6 +16,7 @@ from shalekv.format.coding import CONTINUED, SHORT_MAX, varint
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.transaction import RESULT_FRAME_BYTES
 from shalekv.read.engine import ReadEngine
+from shalekv.server.replies.costs import HEADER_TAG, cost_field, cost_of, sent_by_running_task
 from shalekv.server.replies.encoding import (
     EXPIRY_TAG,
     HIGH_SEQS,
@@ -25,13 +26,13 @@ from shalekv.server.replies.encoding import (
 )
 from shalekv.server.service import MakeHeader
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX
+from shalekv.telemetry.prices import PriceList
 
 NOT_FOUND_BYTES = 2  # size of an empty result in a reply
 RESULTS_AT_ONCE = 1_000  # encoded before other tasks may run: about two milliseconds
 # Makes a reply from its header and the newest entry of each key, which has no value if it
 # was deleted, or has expired at the logical time, in ms, that the last argument returns.
 MakeReply: TypeAlias = Callable[[bytes, Sequence[Entry | None], Callable[[], int]], bytes]
-_HEADER_TAG = b"\x0a"  # field 1 of each reply, with a length
 # Of a GetReply: field 2, which is true, 3, with a length, 4, 5 and 6, all numbers.
 _FOUND, _VALUE_TAG, _SEQ_TAG, _EXPIRY_TAG = b"\x10\x01", b"\x1a", b"\x20", b"\x28"
 _TTL_TAG = b"\x30"
@@ -52,10 +53,11 @@ _RESULT_HEADS = EncodedPieces(
 class EncodedHeaders:
     """The headers of the replies of one engine, encoded as the first field of a reply."""
 
-    def __init__(self, engine: ReadEngine, make: MakeHeader) -> None:
-        """Encode what `make` makes."""
+    def __init__(self, engine: ReadEngine, make: MakeHeader, prices: PriceList) -> None:
+        """Encode what `make` makes; `prices` are those of the store."""
         self._engine = engine
         self._make = make
+        self._prices = prices
         self._state: tuple[int, int | None, int] | None = None  # the last one
         self._body = b""  # of that state, without staleness
         self._staleness_ms: int | None = None  # the last one of that state
@@ -73,9 +75,17 @@ class EncodedHeaders:
         if staleness_ms != self._staleness_ms:
             staleness = _STALENESS_TAG + varint(staleness_ms) if staleness_ms else b""
             body = self._body + staleness
-            self._field = _HEADER_TAG + varint(len(body)) + body
+            self._field = HEADER_TAG + varint(len(body)) + body
             self._staleness_ms = staleness_ms
         return self._field
+
+    def cost(self) -> bytes:
+        """Return one more piece of a header: what the call of the running task has cost."""
+        return cost_field(cost_of(self._prices, sent_by_running_task()))
+
+    def telling_cost(self, make_reply: MakeReply) -> MakeReply:
+        """Return what makes the same replies, with the cost of the call in their headers."""
+        return lambda header, entries, now_ms: make_reply(header + self.cost(), entries, now_ms)
 
 
 def get_reply(header: bytes, entries: Sequence[Entry | None], now_ms: Callable[[], int]) -> bytes:
@@ -126,7 +136,7 @@ async def made_in_slices(
     """Return what `make_reply` returns; other tasks run after each `RESULTS_AT_ONCE`."""
     if len(entries) <= RESULTS_AT_ONCE:
         return make_reply(header, entries, now_ms)
-    reply = _BatchGetReply(header, len(entries), now_ms())
+    reply = _BatchGetReply(make_reply(header, (), now_ms), len(entries), now_ms())
     for first in range(0, len(entries), RESULTS_AT_ONCE):
         await asyncio.sleep(0)
         reply.add(entries[first : first + RESULTS_AT_ONCE])
