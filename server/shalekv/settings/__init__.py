@@ -247,6 +247,7 @@ class CompactorConfig(Settings):
     """All settings of `shalekv compactor`, except its databases."""
 
     server: ProcessSettings = Field(default_factory=ProcessSettings)
+    tls: TlsSettings = Field(default_factory=TlsSettings)
     levels: LevelSettings = Field(default_factory=LevelSettings)
     compactor: CompactorSettings = Field(default_factory=CompactorSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
@@ -257,6 +258,7 @@ class CollectorConfig(Settings):
     """All settings of `shalekv collector`, except its databases."""
 
     server: ProcessSettings = Field(default_factory=ProcessSettings)
+    tls: TlsSettings = Field(default_factory=TlsSettings)
     collector: CollectorSettings = Field(default_factory=CollectorSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)

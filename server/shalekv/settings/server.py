@@ -52,6 +52,12 @@ class ProcessSettings(Settings):
         description="The least severe log lines that are shown.",
         json_schema_extra={"user": "operator: debug when something is searched for"},
     )
+    insecure: bool = Field(
+        default=False,
+        description="Allow an address other than loopback without TLS, although connections are "
+        "neither encrypted nor authenticated; for a safekeeper, also without --tls-client-ca.",
+        json_schema_extra={"user": "security: nothing listens on a network by accident"},
+    )
 
 
 class EndpointSettings(ProcessSettings):
@@ -68,12 +74,6 @@ class EndpointSettings(ProcessSettings):
         description="The implementation of gRPC: the one of ShaleKV, or grpcio, which takes "
         "several times as much CPU for a call and is the fallback.",
         json_schema_extra={"user": "operator whose clients or proxies fail with the default"},
-    )
-    insecure: bool = Field(
-        default=False,
-        description="Allow an address other than loopback without TLS, although connections are "
-        "neither encrypted nor authenticated; for a safekeeper, also without --tls-client-ca.",
-        json_schema_extra={"user": "security: nothing listens on a network by accident"},
     )
     shutdown_grace_ms: int = Field(
         default=10_000,

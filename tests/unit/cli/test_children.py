@@ -32,6 +32,8 @@ from shalekv.settings import (
     LevelSettings,
     ServerSettings,
     StoreSettings,
+    TelemetrySettings,
+    TlsSettings,
     WriterConfig,
 )
 from shalekv.telemetry.metrics import Metrics
@@ -229,7 +231,11 @@ async def test_a_compactor_is_hurried(output: ChildOutput) -> None:
 
 SETTINGS = WriterConfig(
     database=DatabaseSettings(url="file:///there", create=True),
-    server=ServerSettings.model_validate({"listen": "127.0.0.1:1", "log_format": "json"}),
+    server=ServerSettings.model_validate(
+        {"listen": "127.0.0.1:1", "log_format": "json", "insecure": True}
+    ),
+    tls=TlsSettings(tls_cert="server.crt", tls_key="server.key"),
+    telemetry=TelemetrySettings(metrics="127.0.0.1:2", slow_ms=7),
     levels=LevelSettings(codec=LevelCodec.ZSTD, sst_bytes=1 << 20),
     compactor=CompactorSettings(wal_trigger_bytes=1 << 20),
 )
@@ -262,10 +268,11 @@ def test_children_get_the_settings_of_their_server() -> None:
             "server": {"log_format": "json"},
             "levels": SETTINGS.levels,
             "compactor": SETTINGS.compactor,
+            "telemetry": {"slow_ms": 7},
         }
     )
     assert read_back("collector", CollectorConfig) == CollectorConfig.model_validate(
-        {"server": {"log_format": "json"}}
+        {"server": {"log_format": "json"}, "telemetry": {"slow_ms": 7}}
     )
 
 

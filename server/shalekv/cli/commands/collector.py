@@ -98,7 +98,7 @@ def collector(
     try:
         settings = load_settings(flags, config, CollectorConfig)
         database_urls = chosen_urls(urls, config)
-        refuse_exposed_metrics(settings.telemetry)
+        refuse_exposed_metrics(settings.telemetry, settings.server, settings.tls)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
     configure_logs(settings.server.log_format, settings.server.log_level, role=_ROLE)
@@ -135,9 +135,7 @@ async def _run(
             add_spans(metrics, tracer)
             metrics.merge(role.done)
 
-        await stack.enter_async_context(
-            serving_alone(settings.telemetry, settings.server, sources_of(_ROLE, fill))
-        )
+        await stack.enter_async_context(serving_alone(settings, sources_of(_ROLE, fill)))
         if with_parent:
             sent = [database.sent for database in databases]
             stack.enter_context(reporting_to_parent(sent, fill))

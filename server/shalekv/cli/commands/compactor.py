@@ -211,7 +211,7 @@ def compactor(
     try:
         settings = load_settings(flags, config, CompactorConfig)
         database_urls = chosen_urls(urls, config)
-        refuse_exposed_metrics(settings.telemetry)
+        refuse_exposed_metrics(settings.telemetry, settings.server, settings.tls)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
     if has_parent_pipe and len(database_urls) > 1:
@@ -255,9 +255,7 @@ async def _compact(
             for each in parts:
                 metrics.merge(each.done)
 
-        await stack.enter_async_context(
-            serving_alone(settings.telemetry, settings.server, sources_of(ROLE, fill))
-        )
+        await stack.enter_async_context(serving_alone(settings, sources_of(ROLE, fill)))
         if has_parent_pipe:
             stack.enter_context(reporting_to_parent([store.sent for store, _ in opened], fill))
         with stop.interruptible():

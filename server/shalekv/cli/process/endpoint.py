@@ -20,6 +20,8 @@ from shalekv.rpc.certificate_expiry import CertificateExpiry
 from shalekv.rpc.native_server import Door
 from shalekv.rpc.server import Server
 from shalekv.settings import (
+    CollectorConfig,
+    CompactorConfig,
     LogFormat,
     ProcessSettings,
     ReaderConfig,
@@ -37,8 +39,6 @@ from shalekv.version import VERSION
 
 if TYPE_CHECKING:
     from shalekv.rpc.http_endpoint import Collects, HttpEndpoint
-
-ALONE = "Give an address of this machine alone, such as 127.0.0.1:9464."  # without TLS
 
 _log = structlog.get_logger(__name__)
 
@@ -97,43 +97,46 @@ async def bound(
 
 @asynccontextmanager
 async def serving_alone(
-    telemetry: TelemetrySettings, process: ProcessSettings, sources: MetricSources
+    settings: CompactorConfig | CollectorConfig, sources: MetricSources
 ) -> AsyncIterator[None]:
     """The endpoint of a process without a gRPC port, which is ready while entered.
 
     Raises `InvalidSetting`, and OSError: EADDRINUSE, when another process has the address.
     """
-    if not telemetry.metrics:
+    if not settings.telemetry.metrics:
         yield
         return
-    with closing(_bind(telemetry.metrics, sources)) as endpoint:
-        announce_metrics(endpoint.url, process)
+    with closing(_bind(settings.telemetry.metrics, sources, tls=settings.tls)) as endpoint:
+        announce_metrics(endpoint.url, settings.server)
         async with running_beside(endpoint.run(lambda _: None)):
             yield
 
 
 def refuse_exposed_metrics(
-    telemetry: TelemetrySettings, *, is_allowed: bool = False, remedy: str = ALONE
+    telemetry: TelemetrySettings, process: ProcessSettings, tls: TlsSettings
 ) -> None:
-    """Raise `InvalidSetting` when metrics are open to the network, unless `is_allowed`."""
+    """Raise `InvalidSetting` when metrics are open to the network without TLS or `insecure`."""
     host = telemetry.metrics.rpartition(":")[0].strip("[]")
-    if not telemetry.metrics or is_allowed or is_loopback(host):
+    is_allowed = tls.has_certificate or process.insecure or is_loopback(host)
+    if not telemetry.metrics or is_allowed:
         return
     raise InvalidSetting(
         f"--metrics {telemetry.metrics} is open to the network, and connections are neither "
-        f"encrypted nor authenticated: anyone who reaches the port can read the metrics. {remedy}"
+        "encrypted nor authenticated: anyone who reaches the port can read the metrics. Give "
+        "--tls-cert and --tls-key, or accept this with --insecure."
     )
 
 
 @contextmanager
 def binding_metrics() -> Iterator[None]:
-    """Raise `InvalidSetting` for any `OSError` but EADDRINUSE, while entered."""
+    """Name the flag in any `OSError`, while entered; all but EADDRINUSE become `InvalidSetting`."""
     try:
         yield
     except OSError as error:
+        problem = f"--metrics {error.strerror}"
         if error.errno == errno.EADDRINUSE:
-            raise
-        raise InvalidSetting(f"--metrics {error.strerror}") from error
+            raise OSError(error.errno, problem) from None
+        raise InvalidSetting(problem) from error
 
 
 def announce_metrics(url: str, process: ProcessSettings) -> None:

@@ -425,11 +425,7 @@ def refuse_exposure(
     settings: EndpointSettings, tls: TlsSettings, telemetry: TelemetrySettings
 ) -> None:
     """Raise `InvalidSetting` when a port is open to the network without TLS or `insecure`."""
-    refuse_exposed_metrics(
-        telemetry,
-        is_allowed=tls.has_certificate or settings.insecure,
-        remedy="Give --tls-cert and --tls-key, or accept this with --insecure.",
-    )
+    refuse_exposed_metrics(telemetry, settings, tls)
     if tls.has_certificate or not is_exposed(settings):
         return
     raise InvalidSetting(

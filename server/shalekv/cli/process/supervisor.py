@@ -101,9 +101,9 @@ def _command(role: str, settings: WriterConfig, model: type[Settings]) -> ChildC
     secrets = {}
     for setting in settings_of(model):
         value = getattr(getattr(settings, setting.group), setting.name)
-        if setting.group == "database" or value == setting.field.default:
+        if setting.group in {"database", "tls"} or value == setting.field.default:
             continue
-        if (setting.group, setting.name) == ("telemetry", "metrics"):  # it reports to us
+        if setting.name in {"metrics", "insecure"}:  # it reports to us, and has no port
             continue
         if setting.is_secret:
             secrets[setting.variable] = str(value)

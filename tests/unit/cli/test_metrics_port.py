@@ -1,0 +1,37 @@
+"""The port of metrics: an address that is open to the network, and one that is taken."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shalekv.cli.commands.serve import serve
+from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.main import shalekv
+
+ROLES = ("serve", "reader", "safekeeper", "compactor", "collector")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_role_tells_strangers_by_accident(role: str) -> None:
+    """Metrics that the network could read need TLS, or a word of the operator, for every role."""
+    flags = ["--url", "file:///nowhere", "--metrics", "0.0.0.0:0"]
+    result = CliRunner().invoke(shalekv, [role, *flags])
+    assert result.exit_code == ExitCode.USAGE
+    text = " ".join(result.stderr.split())
+    assert "--metrics 0.0.0.0:0 is open to the network" in text
+    assert "accept this with --insecure" in text
+
+
+def test_taken_port_is_told_before_the_database_is_opened(tmp_path: Path) -> None:
+    """The message names flag and address, and no database is created."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = ["--create", "--url", f"file://{tmp_path}/db", "--listen", "127.0.0.1:0"]
+        result = CliRunner().invoke(serve, [*flags, "--metrics", address])
+    assert result.exit_code == ExitCode.ADDRESS_IN_USE
+    assert f"--metrics {address}: Address already in use: stop what listens there" in result.stderr
+    assert not (tmp_path / "db").exists()
