@@ -9,6 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
+from aiohttp import ClientSession
+from yarl import URL
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.clock import LoopClock
@@ -59,6 +63,13 @@ class Load:
                 await LoopClock().sleep_ms(POLL_MS)
 
 
+class Fetched(NamedTuple):
+    """The reply to a request over HTTP."""
+
+    status: int
+    text: str
+
+
 def are_serving(status: Status) -> bool:
     return {each.state for each in status.processes} == {ProcessState.SERVING}
 
@@ -103,18 +114,20 @@ def runs(pid: int) -> bool:
 async def test_processes_are_one_server(processes: Processes, tmp_path: Path) -> None:
     """Connections are spread evenly, and reads go on while processes are killed, stop, and end.
 
-    Whichever process is asked, status and health are those of all.
+    Whichever process is asked, status, health and metrics are those of all; no counter goes down.
     """
     database = Cluster(processes, tmp_path)
     writer = await database.serve(*ALONE)
     async with Client(writer.listen) as client:
         await client.put(b"k", b"v")
     flags = ("--processes", "2", "--listen", f"127.0.0.1:{free_port()}")
-    reader = await processes.read(database.url, *flags, env=HASTY)
+    reader = await processes.read(database.url, *flags, "--metrics", "127.0.0.1:0", env=HASTY)
     taken = database.run("reader", *flags[:2], "--listen", reader.listen, code=7)
     async with reading(reader.listen) as load:
         first, second = (await check_statuses(load, reader)).processes
         await taken
+        counted = await counters(reader)
+        assert counted['shalekv_child_starts_total{child="reader-2"}'] == 1
 
         os.kill(first.pid, signal.SIGKILL)
         await load.goes_on()
@@ -122,6 +135,9 @@ async def test_processes_are_one_server(processes: Processes, tmp_path: Path) ->
         status = await states(load.clients[0], ProcessState.SERVING, ProcessState.SERVING)
         assert [each.replacements for each in status.processes] == [1, 0]
         assert status.processes[1].pid == second.pid
+        now = await counters(reader)
+        assert {name: now[name] for name in counted if now[name] < counted[name]} == {}
+        assert now['shalekv_child_crashes_total{child="reader-1"}'] == 1
 
         await reader.line(lambda _: says_ready(reader))
         os.kill(second.pid, signal.SIGSTOP)
@@ -129,6 +145,10 @@ async def test_processes_are_one_server(processes: Processes, tmp_path: Path) ->
             await states(other, ProcessState.SERVING, ProcessState.SILENT)
             await reader.line(lambda _: not says_ready(reader))
             assert await health(database, reader) == 1
+            assert (await fetched(reader, "/readyz")).status == 503
+            assert (await fetched(reader, "/livez")).status == 200
+            now = await counters(reader)  # what it has told last
+            assert {name: now[name] for name in counted if now[name] < counted[name]} == {}
             await reader.line(lambda line: "restart_ms" in line and line["process"] == 2)
             await reader.line(lambda _: says_ready(reader))
             assert await health(database, reader) == 0
@@ -145,6 +165,25 @@ async def test_processes_are_one_server(processes: Processes, tmp_path: Path) ->
     assert "unexpected error" not in reader.stderr() + again.stderr()
     ended = [line for line in again.lines() if event("stopped")(line)]
     assert sorted(line.get("process", 0) for line in ended) == [0, 1, 2]
+
+
+async def fetched(reader: Child, path: str) -> Fetched:
+    """Ask the endpoint of metrics."""
+    line = await reader.line(event("serving metrics"))
+    async with ClientSession() as session, session.get(URL(line["url"]).with_path(path)) as got:
+        return Fetched(got.status, await got.text())
+
+
+async def counters(reader: Child) -> dict[str, float]:
+    """All counters at this moment, by name and labels."""
+    found = await fetched(reader, "/metrics")
+    assert found.status == 200, found.text
+    samples = [line.rpartition(" ") for line in found.text.splitlines() if line[0] != "#"]
+    return {
+        name: float(value)
+        for name, _, value in samples
+        if name.partition("{")[0].endswith(("_total", "_bucket", "_count"))
+    }
 
 
 def says_ready(reader: Child) -> bool:
