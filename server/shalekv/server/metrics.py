@@ -56,6 +56,7 @@ def add_node(metrics: Metrics, node: NodeStatus) -> None:
     for member in node.members:
         database = member.place.database_id.hex()
         metrics.add("safekeeper_log_bytes", member.log_bytes, database)
+        metrics.add("safekeeper_unarchived_objects", member.unarchived_objects, database)
 
 
 def _add_progress(metrics: Metrics, status: admin_pb2.StatusReply) -> None:

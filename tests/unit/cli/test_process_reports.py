@@ -44,9 +44,8 @@ async def child():
     first, second = RequestCounts(), RequestCounts()
     def fill(metrics):
         metrics.add("compactions", first.total, "wal")
-        metrics.add("process_resident_bytes", 1, "test")
 
-    with process_reports.reporting_to_parent([first, second], fill):
+    with process_reports.reporting_to_parent("test", [first, second], fill):
         first.add(RequestKind.LIST)
         second.add(RequestKind.LIST, 2)
         await asyncio.to_thread(sys.stdin.read)
@@ -206,6 +205,9 @@ async def test_a_process_reports_while_it_runs_and_at_its_end(loop: str) -> None
     assert counts_of(reports)[RequestKind.LIST] == 3
     assert counts_of(reports)[RequestKind.DELETE] == 1
     assert sample_of(reports, "compactions", "wal") == 2
+    cpu_s = sample_of(reports, "process_cpu_seconds", "test")
+    assert isinstance(cpu_s, float)
+    assert cpu_s > 0
     assert sample_of(reports, "process_resident_bytes", "test") is None  # it has ended
 
 

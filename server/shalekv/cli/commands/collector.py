@@ -17,7 +17,13 @@ from shalekv.cli.console.exit_codes import ExitCode, exit_code_of, exit_codes_te
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
 from shalekv.cli.console.units import size
-from shalekv.cli.process.databases import chosen_urls, open_databases, run_to_end, urls_option
+from shalekv.cli.process.databases import (
+    bill_of,
+    chosen_urls,
+    open_databases,
+    run_to_end,
+    urls_option,
+)
 from shalekv.cli.process.endpoint import refuse_exposed_metrics, serving_alone, sources_of
 from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.process_reports import reporting_to_parent
@@ -31,7 +37,6 @@ from shalekv.settings import CollectorConfig
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import StoreCallCounts
 from shalekv.telemetry.metrics import Metrics
-from shalekv.telemetry.process_use import add_process_use
 
 DRY_COLUMNS = ("name", "size_bytes", "modified_at_ms", "fate", "reason", "detail")
 Row = tuple[str | int, ...]
@@ -130,15 +135,19 @@ async def _run(
         role = Collector(databases, clock, interval_ms=interval_ms, tracer=tracer)
 
         def fill(metrics: Metrics) -> None:
-            add_process_use(metrics, _ROLE)
             counts.add_to(metrics, _ROLE)
             add_spans(metrics, tracer)
             metrics.merge(role.done)
 
-        await stack.enter_async_context(serving_alone(settings, sources_of(_ROLE, fill)))
+        bills = [
+            bill_of(_ROLE, database.url, database.sent, settings.store, clock).collect
+            for database in databases
+        ]
+        sources = sources_of(_ROLE, fill, *bills)
+        await stack.enter_async_context(serving_alone(settings, sources))
         if with_parent:
             sent = [database.sent for database in databases]
-            stack.enter_context(reporting_to_parent(sent, fill))
+            stack.enter_context(reporting_to_parent(_ROLE, sent, fill))
         log.info("collecting", urls=[database.url for database in databases])
         with stop.interruptible():
             await role.run()

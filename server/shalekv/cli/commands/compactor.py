@@ -22,7 +22,13 @@ import structlog
 from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
-from shalekv.cli.process.databases import chosen_urls, open_databases, run_to_end, urls_option
+from shalekv.cli.process.databases import (
+    bill_of,
+    chosen_urls,
+    open_databases,
+    run_to_end,
+    urls_option,
+)
 from shalekv.cli.process.endpoint import refuse_exposed_metrics, serving_alone, sources_of
 from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.merge_part import LIFT, LINE_BYTES_MAX, ROLE, PartReply, PartTask
@@ -37,7 +43,6 @@ from shalekv.settings import CompactorConfig
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import StoreCallCounts
 from shalekv.telemetry.metrics import Metrics, decode_metrics
-from shalekv.telemetry.process_use import add_process_use
 
 COMMAND = (sys.executable, "-m", "shalekv.cli.process.merge_part")
 LIFT_POLL_S = 0.1
@@ -248,16 +253,21 @@ async def _compact(
         role = Compactors(targets, settings, hurry=hurry, holder=holder, tracer=tracer)
 
         def fill(metrics: Metrics) -> None:
-            add_process_use(metrics, ROLE)
             add_spans(metrics, tracer)
             counts.add_to(metrics, ROLE)
             metrics.merge(role.done)
             for each in parts:
                 metrics.merge(each.done)
 
-        await stack.enter_async_context(serving_alone(settings, sources_of(ROLE, fill)))
+        bills = [
+            bill_of(ROLE, store.url, store.sent, settings.store, runtime.clock).collect
+            for store, runtime in opened
+        ]
+        sources = sources_of(ROLE, fill, *bills)
+        await stack.enter_async_context(serving_alone(settings, sources))
         if has_parent_pipe:
-            stack.enter_context(reporting_to_parent([store.sent for store, _ in opened], fill))
+            sent = [store.sent for store, _ in opened]
+            stack.enter_context(reporting_to_parent(ROLE, sent, fill))
         with stop.interruptible():
             await (_once(role) if is_once else role.run())
     _log.info("stopped", requests=sum(store.sent.total for store, _ in opened))

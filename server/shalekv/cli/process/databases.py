@@ -16,10 +16,11 @@ from shalekv.cli.console.bucket import checked_url
 from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.process.logs import report_end
-from shalekv.clock import MachineClock
+from shalekv.clock import Clock, MachineClock
 from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.server.status import ProcessUse, StorePlace, StoreUse
 from shalekv.settings import LogFormat, Settings, StoreSettings, UrlSettings
-from shalekv.store.api import ObjectStore
+from shalekv.store.api import ObjectStore, RequestCounts
 from shalekv.store.opening import open_store
 from shalekv.store.url import parse_url
 
@@ -75,6 +76,15 @@ async def open_databases(
             stack.push_async_callback(store.close)
             databases.append((store, runtime))
         yield databases
+
+
+def bill_of(
+    role: str, url: str, sent: RequestCounts, settings: StoreSettings, clock: Clock
+) -> StoreUse:
+    """The bill for the requests of this process, of a role, to the store of one database."""
+    use, began_ms = StoreUse(StorePlace.of(url, settings), clock), clock.monotonic_ms()
+    use.measure(lambda: [ProcessUse(role, began_ms, sent.by_kind)])
+    return use
 
 
 def run_to_end(running: Coroutine[Any, Any, None], log_format: LogFormat) -> ExitCode:

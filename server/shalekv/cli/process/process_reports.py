@@ -29,6 +29,7 @@ from shalekv.clock import Clock
 from shalekv.server.status import ProcessUse
 from shalekv.store.api import RequestCounts, RequestKind
 from shalekv.telemetry.metrics import Metrics, metrics_of
+from shalekv.telemetry.process_use import add_process_use
 
 REPORT_INTERVAL_MS = 2_000
 LINE_BYTES_MAX = 256 << 10  # a report of every operation in every folder takes a tenth of it
@@ -71,10 +72,10 @@ def total_of(counts: Sequence[RequestCounts]) -> dict[RequestKind, int]:
 
 
 @contextmanager
-def reporting_to_parent(counts: Sequence[RequestCounts], fill: Fill) -> Iterator[None]:
+def reporting_to_parent(role: str, counts: Sequence[RequestCounts], fill: Fill) -> Iterator[None]:
     """Report to the parent while entered, if standard output is a pipe.
 
-    The report has the sum of `counts`, and the samples that `fill` adds.
+    The report has the sum of `counts`, the samples that `fill` adds, and what this process uses.
     """
     if not _is_pipe():
         yield
@@ -87,6 +88,7 @@ def reporting_to_parent(counts: Sequence[RequestCounts], fill: Fill) -> Iterator
     def report() -> None:
         if output.is_free():
             metrics = Metrics()
+            add_process_use(metrics, role)
             fill(metrics)
             output.write(report_line(total_of(counts), metrics))
 

@@ -60,6 +60,14 @@ class MemberStatus:
     archive_problem: str = ""  # the last one; empty: none
     full_problem: str = ""  # why appends are refused; empty: they are not
 
+    @property
+    def unarchived_objects(self) -> int:
+        """WAL objects that are complete in the log, and were not seen in the archive."""
+        last = self.log.last
+        next_wal_id = last.next_wal_id if last.ends_object else last.wal_id or 0
+        archived = (self.archived_wal_id, self.log.base.wal_id)
+        return max(0, next_wal_id - 1 - max(-1 if each is None else each for each in archived))
+
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
