@@ -50,7 +50,7 @@ class SentRequests(Protocol):
         ...
 
 
-class Origin(NamedTuple):
+class Charges(NamedTuple):
     """What has been charged to one name of a dimension."""
 
     name: str
@@ -128,13 +128,13 @@ class Accounts:
         for name in old:
             self._close(name)
 
-    def origins(self) -> Iterator[Origin]:
+    def origins(self) -> Iterator[Charges]:
         """Yield what is in the accounts, those with the greatest weight first."""
         accounts = self._accounts.items()
         for name, each in sorted(accounts, key=lambda item: (-item[1].weight, item[0])):
-            yield Origin(name, each.calls, each.sent)
+            yield Charges(name, each.calls, each.sent)
         if self._other.sent or self._other.calls:
-            yield Origin(OTHER, self._other.calls, self._other.sent)
+            yield Charges(OTHER, self._other.calls, self._other.sent)
 
     @property
     def _has_space(self) -> bool:
@@ -197,25 +197,25 @@ class Costs:
             background.subtract(each)
         return +background
 
-    def methods(self, calls: Mapping[str, int]) -> Iterator[Origin]:
+    def methods(self, calls: Mapping[str, int]) -> Iterator[Charges]:
         """Yield the methods. `calls` are all that were made, by method."""
         charged = {origin.name: origin.sent for origin in self._methods.origins()}
         for name in {**charged, **calls}:
-            yield Origin(name, calls.get(name, 0), charged.get(name, {}))
-        yield Origin(BACKGROUND, 0, self.background())
+            yield Charges(name, calls.get(name, 0), charged.get(name, {}))
+        yield Charges(BACKGROUND, 0, self.background())
 
-    def principals(self) -> Iterator[Origin]:
+    def principals(self) -> Iterator[Charges]:
         """Yield the principals that cost most, others, and the background."""
         return self._bounded(self._principals)
 
-    def prefixes(self) -> Iterator[Origin]:
+    def prefixes(self) -> Iterator[Charges]:
         """Yield the prefixes that cost most, others, and the background."""
         return self._bounded(self._prefixes)
 
-    def _bounded(self, accounts: Accounts) -> Iterator[Origin]:
+    def _bounded(self, accounts: Accounts) -> Iterator[Charges]:
         accounts.forget(self._now_ms() - FORGET_MS)
         yield from accounts.origins()
-        yield Origin(BACKGROUND, 0, self.background())
+        yield Charges(BACKGROUND, 0, self.background())
 
     def collect(self, metrics: Metrics) -> None:
         """Add the samples of all three dimensions. What has no known price has no cost."""
@@ -227,7 +227,7 @@ class Costs:
                 if origin.name != BACKGROUND:
                     metrics.add(f"{dimension}_calls", origin.calls, origin.name)
 
-    def _add_dollars(self, metrics: Metrics, dimension: str, origin: Origin) -> None:
+    def _add_dollars(self, metrics: Metrics, dimension: str, origin: Charges) -> None:
         dollars = self.prices.dollars(origin.sent)
         if dollars is not None:
             metrics.add(f"{dimension}_cost_dollars", dollars, origin.name)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from shalekv.cli.commands.admin_stats import COLUMNS, between, stats
+from shalekv.cli.commands.admin_stats import COLUMNS, ORIGIN_COLUMNS, between, stats
 from shalekv.v1 import admin_pb2
 from shalekv_client.admin import stats_of
 from tests.kit.serving.dict_server import DictServer
@@ -95,6 +95,63 @@ def test_a_process_that_begins_in_between_counts_whole() -> None:
     assert found["writer", "write"].requests == 5
     assert found["writer", "write"].per_minute == {"write": 50.0}
     assert found["compactor", "list"].per_minute == {"list": 20.0}
+
+
+def origin(name: str, calls: int, dimension: str = "METHOD", **requests: int) -> Any:
+    """What the calls of one origin have caused."""
+    return admin_pb2.OriginCost(
+        dimension=admin_pb2.OriginCost.Dimension.Value(f"DIMENSION_{dimension}"),
+        name=name,
+        calls=calls,
+        requests=process("", 0, **requests).requests,
+    )
+
+
+async def test_what_calls_have_cost_by_their_origin(server: DictServer, run: Run) -> None:
+    """Each origin has its cost per hour and per 1,000 calls, and the sum is of all; an interval
+    shows what came in it.
+    """
+    before = [origin("KV.Put", 500, write=100), origin("background", 0, list=10)]
+    after = [
+        origin("background", 0, list=20),
+        origin("KV.Put", 1_000, write=200),
+        origin("KV.Get", 50),
+        origin("a/", 7, "PREFIX", write=200),
+    ]
+    begun = reported(process("writer", HOUR_MS), origins=before)
+    found = reported(process("writer", 3 * HOUR_MS), origins=after)
+    server.state.stats.extend([found, begun, found])
+    columns = ("method", *ORIGIN_COLUMNS)
+
+    async def told(*options: str) -> list[tuple[Any, ...]]:
+        result = await run(stats, "--format", "json", "--by", "method", *options)
+        assert result.exit_code == 0, result.output
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        assert all(tuple(row) == columns for row in rows)
+        return [tuple(row.values()) for row in rows]
+
+    assert await told() == [
+        ("KV.Put", 1_000, 200, 0.001, 0.0003333, 0.001),
+        ("background", 0, 20, 0.0001, 3.333e-05, None),
+        ("KV.Get", 50, 0, 0.0, 0.0, 0.0),
+        ("all", 1_050, 220, 0.0011, 0.0003667, 0.001048),
+    ]
+    assert (await told("--interval-s", "1"))[0] == ("KV.Put", 500, 100, 0.0005, 0.00025, 0.001)
+
+
+async def test_prices_of_the_server_come_before_those_of_lists(
+    server: DictServer, run: Run
+) -> None:
+    """What the server knows of its prices is used, unless others are chosen or given."""
+    told = reported(process("writer", HOUR_MS, write=60), usd_per_1000={"write": 1.0})
+    server.state.stats.extend([told, told, told])
+    own = await run(stats, "--format", "json")
+    assert rows(own)["all", "all"][2] == 43.2
+    assert "(the prices of the server)" in own.stderr
+    chosen = await run(stats, "--format", "json", "--prices", "s3")
+    assert rows(chosen)["all", "all"][2] == 0.216
+    given = await run(stats, "--format", "json", "--usd-per-1000-writes", "2")
+    assert rows(given)["all", "all"][2] == 86.4
 
 
 async def test_a_short_uptime_is_remarked_on(server: DictServer, run: Run) -> None:

@@ -19,8 +19,8 @@ from shalekv.telemetry.costs import (
     NO_PREFIX,
     ORIGINS_MAX,
     OTHER,
+    Charges,
     Costs,
-    Origin,
     prefix_of,
 )
 from shalekv.telemetry.metrics import FAMILIES, Metrics
@@ -47,7 +47,7 @@ class Process:
         self.send(RequestKind.READ, reads, activity)
         self.costs.charge("KV.Get", principal, key, activity.sent, calls)
 
-    def dimensions(self) -> list[list[Origin]]:
+    def dimensions(self) -> list[list[Charges]]:
         costs = self.costs
         return [[*costs.methods({})], [*costs.principals()], [*costs.prefixes()]]
 
@@ -56,7 +56,7 @@ class Process:
         return [sum((Counter(o.sent) for o in names), Counter()) for names in self.dimensions()]
 
 
-def charged(origins: list[Origin], name: str) -> int:
+def charged(origins: list[Charges], name: str) -> int:
     return sum(sum(origin.sent.values()) for origin in origins if origin.name == name)
 
 

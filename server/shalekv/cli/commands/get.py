@@ -13,7 +13,7 @@ from shalekv.cli.console.keys import (
     json_field,
     printable,
 )
-from shalekv.cli.console.options import ReadOptions, read_options
+from shalekv.cli.console.options import ReadOptions, cost_option, read_options
 from shalekv.cli.console.output import (
     Format,
     brief_format_option,
@@ -46,6 +46,7 @@ Examples:
   shalekv get greeting --format json      with sequence number and expiry
   shalekv get hits                        the number of a counter, as written by `shalekv add`
   shalekv get hits --as-int64             the same; an error if it is no counter
+  shalekv get greeting --cost             what it has cost, on stderr
   shalekv get greeting --snapshot nightly the value at a snapshot
   shalekv get greeting --addr 10.0.0.6:7654,10.0.0.7:7654 --max-staleness 2s
 """
@@ -57,6 +58,7 @@ Examples:
 @encoding_options
 @brief_format_option("the value on a line")
 @read_options
+@cost_option
 @target_options
 def get(
     *,
@@ -65,6 +67,7 @@ def get(
     encoding: Encoding,
     output_format: Format | None,
     reading: ReadOptions,
+    tells_cost: bool,
     target: Target,
 ) -> None:
     """Print the value, or end with exit code 1."""
@@ -74,7 +77,7 @@ def get(
         client, arguments = await reading.for_call(once)
         return await client.get(wanted, **arguments)
 
-    found = talk_once(target, call)
+    found = talk_once(target, call, tells_cost=tells_cost)
     if found is None:
         click.echo(f"not found: {encoding.encode(wanted)}", err=True)
         raise SystemExit(ClientExit.NOT_FOUND)

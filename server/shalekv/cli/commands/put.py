@@ -14,7 +14,7 @@ from shalekv.cli.console.connection import (
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options
-from shalekv.cli.console.options import condition_options
+from shalekv.cli.console.options import condition_options, cost_option
 from shalekv.cli.console.output import Format, brief_format_option, print_commit
 from shalekv.cli.console.talking import talk_once
 from shalekv.cli.console.units import duration
@@ -42,6 +42,7 @@ Examples:
   shalekv put session/17 ada --ttl 30m         expires after half an hour
   shalekv put lock/cron host-3 --if-absent     exit code 13 if the lock is taken
   shalekv put config '{}' --if-seq 1207        only if it was not changed since
+  shalekv put greeting hello --cost            what it has cost, on stderr
   shalekv put --durability memory hits 17      faster; a crash may lose it
 """
 
@@ -66,6 +67,7 @@ Examples:
 @encoding_options
 @brief_format_option("the sequence number")
 @durability_option
+@cost_option
 @target_options
 def put(  # noqa: PLR0913 (click passes each option by its name)
     *,
@@ -77,6 +79,7 @@ def put(  # noqa: PLR0913 (click passes each option by its name)
     encoding: Encoding,
     output_format: Format | None,
     durability: Durability,
+    tells_cost: bool,
     target: Target,
 ) -> None:
     """Put, and print the sequence number."""
@@ -88,7 +91,7 @@ def put(  # noqa: PLR0913 (click passes each option by its name)
             wanted, content, ttl_ms=ttl_ms or 0, condition=condition, durability=durability
         )
 
-    print_commit(talk_once(target, call, mutates=True), output_format)
+    print_commit(talk_once(target, call, mutates=True, tells_cost=tells_cost), output_format)
 
 
 def _content(value: str | None, value_file: BinaryIO | None, encoding: Encoding) -> bytes:

@@ -209,6 +209,14 @@ def _prefix_or_range(*, prefix_word: str, start: str, end: str, prefix: str) -> 
     return _range(start=start, end=end, prefix=prefix)
 
 
+cost_option = click.option(
+    "--cost",
+    "tells_cost",
+    is_flag=True,
+    help="Say on stderr which requests to the object store the call has caused, and their cost.",
+)
+
+
 def condition_options(command: CommandT) -> CommandT:
     """A decorator that adds --if-absent, --if-present and --if-seq, as the argument `condition`."""
     names = ("if_absent", "if_present", "if_seq")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
+
+import click
 
 from shalekv.cli.console.connection import Target
 from shalekv.cli.console.variables import TRACEPARENT_VARIABLE
 from shalekv_client.errors import ShaleKVError
 from shalekv_client.one_call import OneCallClient, run
+from shalekv_client.operations import costs_of_calls
+from shalekv_client.results import Cost
 
 if TYPE_CHECKING:  # slow to import, and not needed for one call
     from shalekv_client.client import Client
@@ -50,10 +54,12 @@ def talk_once(
     *,
     mutates: bool = False,
     refused: str = "Not written",
+    tells_cost: bool = False,
 ) -> ResultT:
     """Run `call` as `talk` does; if it makes one data call, no event loop is needed.
 
-    `refused` is said of a write whose condition does not hold.
+    `refused` is said of a write whose condition does not hold. With `tells_cost`, a line on stderr
+    says what the call has cost.
     """
 
     def open_client() -> Client:
@@ -75,11 +81,35 @@ def talk_once(
             await client.aclose()
 
     try:
-        return run(connected())
+        if not tells_cost:
+            return run(connected())
+        with costs_of_calls() as costs:
+            result = run(connected())
+        click.echo(_cost_line(costs), err=True)
+        return result
     except ShaleKVError as error:
         from shalekv.cli.console.failures import end_process  # noqa: PLC0415 (slow)
 
         end_process(error, target, mutates=mutates, refused=refused)
+
+
+def _cost_line(costs: Sequence[Cost]) -> str:
+    """Say what a call has cost."""
+    if not costs:
+        return "Cost: this server does not tell it."
+    cost = costs[-1]
+    requests = [
+        f"{count} {kind.replace('_', ' ')}{'s' if count > 1 else ''}"
+        for kind in ("write", "list", "read", "delete", "record_write", "record_read")
+        if (count := getattr(cost, f"{kind}s"))
+    ]
+    sent = ", ".join(requests) or "no requests"
+    if cost.shared_by > 1:
+        sent += f", shared by {cost.shared_by} calls"
+    if cost.dollars is None:
+        return f"Cost: {sent}; their prices are not known."
+    dollars = f"{cost.dollars:.12f}".rstrip("0").rstrip(".")
+    return f"Cost: {sent}; {dollars} USD."
 
 
 def _traceparent() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from shalekv.format.coding import varint
 from shalekv.store.api import RequestKind
 from shalekv.telemetry.activity import CURRENT, CommitActivity
-from shalekv.telemetry.costs import Costs, Origin
+from shalekv.telemetry.costs import Charges, Costs
 from shalekv.telemetry.prices import PriceList, dollars_of
 from shalekv.v1 import admin_pb2, kv_pb2
 
@@ -94,7 +94,7 @@ def _add(
     reply: admin_pb2.StatsReply,
     prices: PriceList,
     dimension: _Dimension.ValueType,
-    origins: Iterable[Origin],
+    origins: Iterable[Charges],
 ) -> None:
     for name, calls, sent in origins:
         reply.origins.add(
