@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from shalekv.cli.process.traces import open_tracer
 from shalekv.settings.telemetry import TelemetrySettings
+from shalekv_client import Client
 from tests.kit.processes.stalled_put import stalled_put
 from tests.servers.otlp import collector
 from tests.servers.s3 import S3Server
@@ -28,6 +29,8 @@ async def test_a_stalled_put_is_named_by_all_calls_that_waited_for_it(s3_server:
         async with stalled_put(s3_server, "slow-calls-named") as stalled:
             await stalled.put_many(3, {1: NAMED})
             calls = await stalled.slow_calls()
+            async with Client(stalled.served.listen) as client:
+                told = await client.slow_calls()
     assert stalled.rule.spent == 1
     assert [call.method for call in calls] == ["KV.Put"] * 3
     for call in calls:
@@ -39,6 +42,8 @@ async def test_a_stalled_put_is_named_by_all_calls_that_waited_for_it(s3_server:
         assert max(call.stages, key=lambda stage: stage.duration_ms).name == "stored"
         assert call.key_hash
     assert len({call.key_hash for call in calls}) == 3
+    assert [call.waited_for for call in told.calls] == [call.waited_for for call in calls]
+    assert told.calls[0].stages_ms["stored"] == max(told.calls[0].stages_ms.values())
     lines = [line for line in logs if line["event"] == "slow call"]
     assert [line["others_waiting"] for line in lines] == [2] * 3
     assert all(stalled.wal_name in line["waited_for"] for line in lines)

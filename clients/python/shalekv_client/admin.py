@@ -37,6 +37,9 @@ SET_POLICY = Method(
 INGEST = Method(f"/{ADMIN}/IngestSst", admin_pb2.IngestSstRequest, admin_pb2.IngestSstReply)
 PROFILE = Method(f"/{ADMIN}/Profile", admin_pb2.ProfileRequest, admin_pb2.ProfileReply)
 PROFILE_FORMAT = admin_pb2.ProfileFormat.ValueType
+SLOW_CALLS = Method(
+    f"/{ADMIN}/ListSlowCalls", admin_pb2.ListSlowCallsRequest, admin_pb2.ListSlowCallsReply
+)
 STATS = Method(f"/{ADMIN}/Stats", admin_pb2.StatsRequest, admin_pb2.StatsReply)
 
 
@@ -250,6 +253,74 @@ class Profile:
 def profile_of(reply: admin_pb2.ProfileReply) -> Profile:
     """Decode the reply to `Client.profile`."""
     return Profile(view_of(reply.header), reply.profile, reply.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRequest:
+    """A request to the object store that a slow call has waited for."""
+
+    operation: str  # such as "create"
+    name: str  # of the object, or the folder
+    duration_ms: float  # attempts that failed included
+    attempts: int
+    problem: str  # of the last attempt that failed; empty: none has
+
+
+@dataclass(frozen=True, slots=True)
+class SlowCall:
+    """A call that took long, and what it has waited for."""
+
+    ended_at_ms: int  # by the clock of the server, since the Unix epoch
+    method: str  # such as "KV.Put" or "Session.put"
+    code: str  # of its status, such as "OK"
+    duration_ms: float
+    waited_for: str  # in words: a request to the object store, or a stage
+    stages_ms: Mapping[str, float]  # where the time went, by stage
+    requests: tuple[SlowRequest, ...]  # that it has waited for, the slowest first
+    wal_id: int | None  # the WAL object of its commit; None: it has none
+    group_commits: int  # commits that have waited for the same object, this one included
+    key_hash: str  # of its first key, as in the audit log; empty: it has none
+    principal: str  # empty: anonymous
+    peer: str
+    request_id: str  # empty: the caller has sent none
+    trace_id: str  # empty: it has none
+
+
+@dataclass(frozen=True, slots=True)
+class SlowCalls:
+    """The slow calls that a process of a server has kept, the newest first."""
+
+    view: View
+    slow_ms: int  # the time from which on a call is slow; 0: none is
+    calls: tuple[SlowCall, ...]
+
+
+def slow_calls_of(reply: admin_pb2.ListSlowCallsReply) -> SlowCalls:
+    """Decode the reply to `Client.slow_calls`."""
+    calls = tuple(map(_slow_call, reply.calls))
+    return SlowCalls(view_of(reply.header), reply.slow_ms, calls)
+
+
+def _slow_call(message: admin_pb2.SlowCall) -> SlowCall:
+    return SlowCall(
+        ended_at_ms=message.ended_at_ms,
+        method=message.method,
+        code=message.code,
+        duration_ms=message.duration_ms,
+        waited_for=message.waited_for,
+        stages_ms={stage.name: stage.duration_ms for stage in message.stages},
+        requests=tuple(
+            SlowRequest(each.operation, each.name, each.duration_ms, each.attempts, each.problem)
+            for each in message.requests
+        ),
+        wal_id=message.wal_id if message.HasField("wal_id") else None,
+        group_commits=message.group_commits,
+        key_hash=message.key_hash,
+        principal=message.principal,
+        peer=message.peer,
+        request_id=message.request_id,
+        trace_id=message.trace_id,
+    )
 
 
 class RequestKind(enum.Enum):

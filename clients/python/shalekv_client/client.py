@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # each is imported by the method that uses it
     from pathlib import Path
 
     from shalekv.v1 import admin_pb2
-    from shalekv_client.admin import Profile, ProfileFormat, Stats
+    from shalekv_client.admin import Profile, ProfileFormat, SlowCalls, Stats
     from shalekv_client.errors import ShaleKVError
     from shalekv_client.routing.access_token import TokenFunction
     from shalekv_client.scan import Scan
@@ -329,6 +329,18 @@ class Client(DataCalls, AdminCalls, AsyncCloseable):
             return await attempt(server.channel, STATS, STATS.request(), left_ms)
 
         return stats_of(await self.fleet.run(ask, self._first(), self._time_ms(timeout_ms)))
+
+    async def slow_calls(self, *, timeout_ms: int | None = None) -> SlowCalls:
+        """Return the newest slow calls of the server at the first address: at most 100.
+
+        Of several processes that share a port, they are those of one of them. Needs the verb ADMIN.
+        """
+        from shalekv_client.admin import SLOW_CALLS, slow_calls_of
+
+        async def ask(server: Server, left_ms: float) -> admin_pb2.ListSlowCallsReply:
+            return await attempt(server.channel, SLOW_CALLS, SLOW_CALLS.request(), left_ms)
+
+        return slow_calls_of(await self.fleet.run(ask, self._first(), self._time_ms(timeout_ms)))
 
     async def profile(
         self,

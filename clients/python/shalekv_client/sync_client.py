@@ -425,6 +425,7 @@ class SyncClient(Closeable):
     ingest = _blocking(Client.ingest)
     status = _blocking(Client.status)
     stats = _blocking(Client.stats)
+    slow_calls = _blocking(Client.slow_calls)
     profile = _blocking(Client.profile)
     create_snapshot = _blocking(Client.create_snapshot)
     renew_snapshot = _blocking(Client.renew_snapshot)

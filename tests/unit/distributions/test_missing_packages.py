@@ -27,6 +27,7 @@ OF_CLIENTS = {
     "access whoami": "",
     "add": "k",
     "admin profile": "--seconds 0.1",
+    "admin slow": "",
     "admin stats": "",
     "bench": "",
     "count": "p",

@@ -11,6 +11,7 @@ from tests.kit.serving import rpc
 OVER_BOTH = {
     "test_calls",
     "test_cycles",
+    "test_names",
     "test_reflection",
     "test_safekeeper",
     "test_safekeeper_reads",

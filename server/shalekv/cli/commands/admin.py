@@ -14,19 +14,21 @@ a database after a wrong clock.
 \b
 Examples:
   shalekv admin stats --addr 10.0.0.5:7654
+  shalekv admin slow --addr 10.0.0.5:7654
   shalekv admin profile --seconds 30 --output profile.html
   shalekv admin recover --url s3://bucket/folder --cas two_phase
   shalekv admin repair-time --url s3://bucket/folder
   shalekv admin leases list --url s3://bucket/folder
 """
 
-# `stats` and `profile` talk to a server, and need only the packages of the client.
+# `stats`, `slow` and `profile` talk to a server, and need only the packages of the client.
 MEMBERS: CommandTable = MappingProxyType(
     {
         "stats": (
             "shalekv.cli.commands.admin_stats:stats",
             "Print requests per minute and their cost.",
         ),
+        "slow": ("shalekv.cli.commands.admin_slow:slow", "List calls that took long."),
         "profile": (
             "shalekv.cli.commands.admin_profile:profile",
             "Print where a server spends its time.",
