@@ -106,6 +106,23 @@ async def test_security_works_as_it_is_written(processes: Processes, checkout: P
     assert await server.stop() == 0, server.report()
 
 
+async def test_watching_works_as_it_is_written(processes: Processes, checkout: Path) -> None:
+    """A server tells its metrics and its readiness over HTTP."""
+    _, watched = terminals("Watch it", lambda body: body.startswith(SERVE))
+    _, *flags = watched.server.replace("\\\n", "").split()
+    flags = [part for part in flags if part not in ("--url", '"file://$PWD/watched"')]
+    at, metrics = flags[flags.index("--listen") + 1], flags[flags.index("--metrics") + 1]
+    free, free_metrics = (f"127.0.0.1:{port}" for port in free_ports(2))
+    flags = [{at: free, metrics: free_metrics}.get(part, part) for part in flags]
+    url = f"file://{checkout}/watched"
+    server = processes.start(*flags, "--url", url, "--log-format", "json")
+    await server.ready()
+    typed = with_shalekv(watched)
+    commands = typed.commands.replace(at, free).replace(metrics, free_metrics)
+    await type_in(processes, checkout, Terminal(typed.server, commands, typed.shown), env={})
+    assert await server.stop() == 0, server.report()
+
+
 async def test_readers_work_as_it_is_written(processes: Processes, checkout: Path) -> None:
     """A reader beside the server of the quick start, and copies of its database."""
     before, beside = terminals("Read from more places", lambda body: body.startswith(READER))
