@@ -42,6 +42,7 @@ class Fault:
     title: str
     alerts: tuple[str, ...]
     inject: Callable[[], AbstractAsyncContextManager[object]]
+    more_s: float = 0.0  # that it takes on a busy machine, before the condition of the alert holds
 
 
 def of_main(main: Main) -> list[Fault]:
@@ -93,7 +94,12 @@ def of_quorum(quorum: Quorum) -> list[Fault]:
     return [
         Fault("a safekeeper is killed", ("SafekeeperDisconnected",), lambda: without(quorum, 1)),
         Fault("two safekeepers are killed", ("QuorumLost",), lambda: without(quorum, 2)),
-        Fault("a safekeeper is paused by SIGSTOP", ("SafekeeperLags",), lambda: lagging(quorum)),
+        Fault(
+            "a safekeeper is paused by SIGSTOP",
+            ("SafekeeperLags",),
+            lambda: lagging(quorum),
+            more_s=900.0,
+        ),
         Fault(
             "safekeepers are cut off from the store",
             ("LogUnarchived",),
@@ -394,13 +400,13 @@ async def untraced(guarded: Guarded) -> AsyncIterator[None]:
 async def fenced(elected: Elected, times: int) -> AsyncIterator[None]:
     child = elected.site.children["elected"]
 
-    def terms() -> int:
-        return sum(map(event("serving"), child.lines()))
+    def count_of(name: str) -> Callable[[], int]:
+        return lambda: sum(map(event(name), child.lines()))
 
     for _ in range(times):
-        serves_again = grown(terms)
+        is_fenced, serves_again = grown(count_of("standing by again")), grown(count_of("serving"))
         other = await elected.site.processes.serve(elected.url, *ALONE)
-        await child.line(event("fenced"))
+        await child.line(is_fenced)
         await other.stop()
         await child.line(serves_again)
     yield

@@ -33,7 +33,7 @@ PRICED = ("--prices", "s3")
 # A small budget, so that its limits are met soon.
 SMALL = ("--memory-bytes", str(128 << 20))
 CALLS_AT_ONCE = 10
-PAUSE_MS = 200  # of each of them: 50 calls a second, less what calls take
+PAUSE_MS = 800  # of each of them: 12 calls a second and database, 50 in all
 TIMEOUT_MS = 3_000  # of a call
 KEYS = 2_000
 VALUE = b"x" * 200
@@ -150,6 +150,9 @@ class Guarded:
     async def start(self) -> None:
         self.renew(90)
         await self.start_writer()
+        await self.run("role", "set", "user", "--allow", "read,write")
+        await self.run("grant", "set", "token:bob", "--role", "user")
+        await self.run("grant", "set", "token:greedy", "--role", "user", "--calls-per-s", "1")
 
     def renew(self, days: float) -> None:
         """Give it a certificate for so many days."""
@@ -219,10 +222,6 @@ class Databases:
         """Start every process, and let each database get its first calls."""
         each = (self.main, self.quorum, self.guarded, self.elected)
         await asyncio.gather(*(database.start() for database in each))
-        await self.guarded.run("role", "set", "user", "--allow", "read,write")
-        await self.guarded.run("grant", "set", "token:bob", "--role", "user")
-        limits = ("--role", "user", "--calls-per-s", "1")
-        await self.guarded.run("grant", "set", "token:greedy", *limits)
 
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:
@@ -272,7 +271,7 @@ async def _tokens(processes: Processes, folder: Path, *names: str) -> dict[str, 
 
 @asynccontextmanager
 async def loaded(*clients: Client) -> AsyncIterator[None]:
-    """Ordinary load while entered: 50 calls a second through each client, whatever they meet."""
+    """Ordinary load while entered, through each client, whatever it meets."""
     async with asyncio.TaskGroup() as tasks:
         started = [
             tasks.create_task(_call_on(client, Random(number)))

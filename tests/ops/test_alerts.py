@@ -15,7 +15,6 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
 from tests.kit.processes.processes import Processes
-from tests.kit.timeouts import scaled_timeout_s
 from tests.ops.faults import Fault, of_elected, of_guarded, of_main, of_quorum
 from tests.ops.prometheus import OPS, SPEED, Alert, Prometheus, lasts_s
 from tests.ops.site import CLOCK, databases
@@ -97,10 +96,16 @@ async def watched(
     rows: list[Row] = []
     for fault in faults:
         names = {PREFIX + name for name in fault.alerts}
-        await until_fired(prometheus, jobs, names, set())
+        before = await until_fired(prometheus, jobs, names, set(), SLACK_S)
+        if before:
+            sys.stdout.write(f"{fault.title}: {', '.join(before)} fired before\n")
         began_s = time.monotonic()
-        async with fault.inject():
-            fired = await until_fired(prometheus, jobs, names, names)
+        fired: dict[str, tuple[float, Alert]] = {}
+        try:
+            async with fault.inject():
+                fired = await until_fired(prometheus, jobs, names, names, SLACK_S + fault.more_s)
+        except AssertionError as error:  # the others are tried all the same
+            sys.stdout.write(f"{fault.title}: {error}\n")
         for name in fault.alerts:
             at_s, alert = fired.get(PREFIX + name, (None, None))
             rows.append(Row(fault.title, name, None if at_s is None else at_s - began_s, alert))
@@ -110,18 +115,24 @@ async def watched(
 
 
 async def until_fired(
-    prometheus: Prometheus, jobs: Collection[str], names: set[str], wanted: set[str]
+    prometheus: Prometheus,
+    jobs: Collection[str],
+    names: set[str],
+    wanted: set[str],
+    slack_s: float,
 ) -> dict[str, tuple[float, Alert]]:
     """Wait until those of `names` that fire are `wanted`; when each of these was first seen."""
     longest_s = max(lasts_s(f"for: {RULES[name]['for']} {RULES[name]['expr']}") for name in names)
-    end_s = time.monotonic() + scaled_timeout_s(longest_s / SPEED + SLACK_S)
+    end_s = time.monotonic() + longest_s / SPEED + slack_s
     seen: dict[str, tuple[float, Alert]] = {}
     while time.monotonic() < end_s:
         firing = [each for each in await prometheus.firing() if each.name in names]
         firing = [each for each in firing if each.labels["job"].removeprefix("shalekv-") in jobs]
+        if not wanted and not firing:
+            return {}
         for alert in firing:
             seen.setdefault(alert.name, (time.monotonic(), alert))
-        if (wanted and seen.keys() >= wanted) or (not wanted and not firing):
+        if wanted and seen.keys() >= wanted:
             break
         await CLOCK.sleep_ms(POLL_MS)
     return seen
