@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
-from shalekv.telemetry.metrics import FAMILIES, PREFIX, Kind
+from shalekv.telemetry.metrics import FAMILIES, PREFIX, MetricType
 from tests.style.sources import ROOT
 
 RUNBOOK = ROOT / "server/docs/runbook.md"
@@ -30,10 +30,10 @@ TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["tar
 QUERIES = [(f"{title} {target['refId']}", target["expr"]) for title, target in TARGETS]
 QUERIES += [(rule["alert"], rule["expr"]) for rule in RULES]
 _SUFFIXES = {
-    Kind.COUNTER: ("_total",),
-    Kind.GAUGE: ("",),
-    Kind.HISTOGRAM: ("_bucket", "_sum", "_count"),
-    Kind.INFO: ("_info",),
+    MetricType.COUNTER: ("_total",),
+    MetricType.GAUGE: ("",),
+    MetricType.HISTOGRAM: ("_bucket", "_sum", "_count"),
+    MetricType.INFO: ("_info",),
 }
 LABELS = {
     f"{PREFIX}{family.name}{suffix}": frozenset(family.labels)

@@ -16,7 +16,7 @@ from shalekv.cli.main import COMMANDS, shalekv
 from shalekv.rpc.exposition import bounds_of, sample_name
 from shalekv.rpc.status import errors_page
 from shalekv.settings import AnyConfig
-from shalekv.telemetry.metrics import FAMILIES, Family, Kind
+from shalekv.telemetry.metrics import FAMILIES, Family, MetricType
 
 _FOLDER = Path(__file__).parents[2] / "docs"
 
@@ -120,7 +120,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 def _metric(family: Family) -> str:
     name, labels = sample_name(family), ", ".join(f"`{each}`" for each in family.labels)
     bounds = ""
-    if family.kind is Kind.HISTOGRAM:
+    if family.kind is MetricType.HISTOGRAM:
         values = [bound for _, bound in bounds_of(family)]
         bounds = f"{values[0]:,g} to {values[-1]:,g}, {len(values)} of them"
     kind = f"{family.kind}" + (f", bounds of {bounds}" if bounds else "")

@@ -22,7 +22,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.utils import floatToGoString
 
 from shalekv.telemetry.histogram import Histogram
-from shalekv.telemetry.metrics import FAMILIES, PREFIX, Family, Kind, Labels, Metrics, Sample
+from shalekv.telemetry.metrics import FAMILIES, PREFIX, Family, Labels, Metrics, MetricType, Sample
 
 UNITS = ("seconds", "bytes", "dollars")  # an ending of a name that is its unit
 DURATION_POWERS = range(6, 27)  # 64 us to 67 s
@@ -71,7 +71,7 @@ class Exposition:
 
 def sample_name(family: Family) -> str:
     """Return the name of its samples; of a histogram, the one that the endings are added to."""
-    ending = {Kind.COUNTER: "_total", Kind.INFO: "_info"}.get(family.kind, "")
+    ending = {MetricType.COUNTER: "_total", MetricType.INFO: "_info"}.get(family.kind, "")
     return PREFIX + family.name + ending
 
 
@@ -106,7 +106,7 @@ def _head(name: str, *, is_open: bool) -> str:
 def _lines_of(family: Family, values: Labels) -> Sequence[str]:
     """Return the lines of a sample without its values."""
     metric, labels = _metric(family), dict(zip(family.labels, values, strict=True))
-    if family.kind is Kind.HISTOGRAM:
+    if family.kind is MetricType.HISTOGRAM:
         for bound in (*(repr(bound) for _, bound in bounds_of(family)), "+Inf"):
             metric.add_sample(f"{metric.name}_bucket", {**labels, "le": bound}, 0)
         metric.add_sample(f"{metric.name}_count", labels, 0)

@@ -20,7 +20,7 @@ Labels: TypeAlias = tuple[str, ...]
 Sample: TypeAlias = float | Histogram
 
 
-class Kind(enum.StrEnum):
+class MetricType(enum.StrEnum):
     """The types of OpenMetrics that are used."""
 
     COUNTER = "counter"
@@ -29,7 +29,7 @@ class Kind(enum.StrEnum):
     INFO = "info"
 
 
-class Merge(enum.StrEnum):
+class MergeRule(enum.StrEnum):
     """What becomes of samples with the same labels from several processes of one server."""
 
     SUM = "sum"
@@ -46,251 +46,306 @@ class Family:
     """
 
     name: str
-    kind: Kind
+    kind: MetricType
     help: str
     labels: Labels = ()
-    merge: Merge = Merge.SUM
+    merge: MergeRule = MergeRule.SUM
     unit_of_value: float = 1.0
 
     @property
     def is_cumulative(self) -> bool:
         """Return whether its samples only grow while a process runs."""
-        return self.kind in {Kind.COUNTER, Kind.HISTOGRAM}
+        return self.kind in {MetricType.COUNTER, MetricType.HISTOGRAM}
 
 
 _US = 1e-6
 _ALL = (
     # calls
-    Family("calls", Kind.COUNTER, "Calls that were answered.", ("method", "code")),
+    Family("calls", MetricType.COUNTER, "Calls that were answered.", ("method", "code")),
     Family(
         "call_duration_seconds",
-        Kind.HISTOGRAM,
+        MetricType.HISTOGRAM,
         "Time from the arrival of a request to its reply; of a stream, its whole life.",
         ("method",),
         unit_of_value=_US,
     ),
-    Family("calls_in_progress", Kind.GAUGE, "Calls that have not been answered yet."),
-    Family("connections", Kind.GAUGE, "Connections of clients that are open."),
+    Family("calls_in_progress", MetricType.GAUGE, "Calls that have not been answered yet."),
+    Family("connections", MetricType.GAUGE, "Connections of clients that are open."),
     Family(
         "refusals",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "Calls and operations that were refused, by the reason in their error.",
         ("reason",),
     ),
-    Family("slow_calls", Kind.COUNTER, "Calls that took longer than --slow-ms.", ("method",)),
-    Family("ready", Kind.GAUGE, "1 while these calls succeed, else 0.", ("calls",), Merge.MIN),
+    Family("slow_calls", MetricType.COUNTER, "Calls that took longer than --slow-ms.", ("method",)),
+    Family(
+        "ready", MetricType.GAUGE, "1 while these calls succeed, else 0.", ("calls",), MergeRule.MIN
+    ),
     # commits
-    Family("commits", Kind.COUNTER, "Commits that were acknowledged as durable."),
-    Family("commit_bytes", Kind.COUNTER, "Bytes of commits, as they are accounted in the queue."),
+    Family("commits", MetricType.COUNTER, "Commits that were acknowledged as durable."),
+    Family(
+        "commit_bytes", MetricType.COUNTER, "Bytes of commits, as they are accounted in the queue."
+    ),
     Family(
         "commit_stage_duration_seconds",
-        Kind.HISTOGRAM,
+        MetricType.HISTOGRAM,
         "Time of a group of commits in a stage: queued, encoded, stored, visible.",
         ("stage",),
         unit_of_value=_US,
     ),
-    Family("commit_group_commits", Kind.HISTOGRAM, "Commits of a group."),
-    Family("commit_group_bytes", Kind.HISTOGRAM, "Bytes of a group."),
-    Family("wal_objects", Kind.COUNTER, "WAL objects that were written."),
-    Family("wal_objects_in_flight", Kind.GAUGE, "WAL objects that are being written."),
-    Family("sequence_number", Kind.GAUGE, "The newest commit that reads show.", (), Merge.MIN),
+    Family("commit_group_commits", MetricType.HISTOGRAM, "Commits of a group."),
+    Family("commit_group_bytes", MetricType.HISTOGRAM, "Bytes of a group."),
+    Family("wal_objects", MetricType.COUNTER, "WAL objects that were written."),
+    Family("wal_objects_in_flight", MetricType.GAUGE, "WAL objects that are being written."),
+    Family(
+        "sequence_number", MetricType.GAUGE, "The newest commit that reads show.", (), MergeRule.MIN
+    ),
     # store
     Family(
         "store_requests",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "Attempts of requests to the object store.",
         ("process", "operation", "folder", "outcome"),
     ),
     Family(
         "store_request_duration_seconds",
-        Kind.HISTOGRAM,
+        MetricType.HISTOGRAM,
         "Time of an attempt of a request to the object store.",
         ("process", "operation", "folder"),
         unit_of_value=_US,
     ),
     Family(
         "store_bytes",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "Contents that were sent to, or received from, the object store.",
         ("process", "operation", "folder"),
     ),
     Family(
         "store_billed_requests",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "Requests over the wire, by the kind that they are charged as.",
         ("process", "kind"),
     ),
     Family(
         "store_price_dollars",
-        Kind.GAUGE,
+        MetricType.GAUGE,
         "The price of one request of this kind; missing where it is not known.",
         ("kind",),
-        Merge.MAX,
+        MergeRule.MAX,
     ),
     Family(
         "cost_dollars",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "Billed requests times their prices; missing where these are not known.",
         ("process", "kind"),
     ),
     Family(
         "slowest_store_request_seconds",
-        Kind.GAUGE,
+        MetricType.GAUGE,
         "The slowest attempt of a request of the last minute, if it was slower than --slow-ms.",
         ("process", "operation", "folder", "object"),
-        Merge.MAX,
+        MergeRule.MAX,
     ),
     Family(
         "slowest_store_request_waiting_calls",
-        Kind.GAUGE,
+        MetricType.GAUGE,
         "Calls that have waited for that request.",
         ("process", "operation", "folder", "object"),
-        Merge.MAX,
+        MergeRule.MAX,
     ),
     # cost by origin
     Family(
         "method_cost_dollars",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "The part of the cost that calls of a method have caused; background: no call.",
         ("method",),
     ),
     Family(
         "principal_cost_dollars",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "The part of the cost that a principal has caused; other: those with little of it.",
         ("principal",),
     ),
-    Family("principal_calls", Kind.COUNTER, "Calls of a principal.", ("principal",)),
+    Family("principal_calls", MetricType.COUNTER, "Calls of a principal.", ("principal",)),
     Family(
         "prefix_cost_dollars",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "The part of the cost that keys with this prefix have caused; other: the rest.",
         ("prefix",),
     ),
-    Family("prefix_calls", Kind.COUNTER, "Calls for keys with a prefix, estimated.", ("prefix",)),
+    Family(
+        "prefix_calls", MetricType.COUNTER, "Calls for keys with a prefix, estimated.", ("prefix",)
+    ),
     # state of the database
     Family(
         "staleness_seconds",
-        Kind.GAUGE,
+        MetricType.GAUGE,
         "Greatest age of what reads show: 0 at the writer.",
         (),
-        Merge.MAX,
+        MergeRule.MAX,
     ),
-    Family("uncompacted_bytes", Kind.GAUGE, "Memory of what is not in the levels.", (), Merge.MAX),
-    Family("uncompacted_wal_objects", Kind.GAUGE, "WAL objects not in the levels.", (), Merge.MAX),
     Family(
-        "compaction_debt_bytes", Kind.GAUGE, "Bytes that compactions have to read.", (), Merge.MAX
+        "uncompacted_bytes",
+        MetricType.GAUGE,
+        "Memory of what is not in the levels.",
+        (),
+        MergeRule.MAX,
     ),
-    Family("level_ssts", Kind.GAUGE, "SSTs of a level.", ("level",), Merge.MAX),
-    Family("level_bytes", Kind.GAUGE, "Bytes of a level.", ("level",), Merge.MAX),
-    Family("read_amplification", Kind.GAUGE, "Sorted runs that a read searches.", (), Merge.MAX),
     Family(
-        "space_amplification", Kind.GAUGE, "Bytes stored for one of the last level.", (), Merge.MAX
+        "uncompacted_wal_objects",
+        MetricType.GAUGE,
+        "WAL objects not in the levels.",
+        (),
+        MergeRule.MAX,
     ),
-    Family("snapshots", Kind.GAUGE, "Snapshots that have not expired.", (), Merge.MAX),
-    Family("pinned_bytes", Kind.GAUGE, "Bytes that only snapshots keep.", (), Merge.MAX),
-    Family("oldest_pin_age_seconds", Kind.GAUGE, "Age of the oldest snapshot.", (), Merge.MAX),
-    Family("database_epoch", Kind.GAUGE, "The epoch of the writer.", (), Merge.MAX),
+    Family(
+        "compaction_debt_bytes",
+        MetricType.GAUGE,
+        "Bytes that compactions have to read.",
+        (),
+        MergeRule.MAX,
+    ),
+    Family("level_ssts", MetricType.GAUGE, "SSTs of a level.", ("level",), MergeRule.MAX),
+    Family("level_bytes", MetricType.GAUGE, "Bytes of a level.", ("level",), MergeRule.MAX),
+    Family(
+        "read_amplification",
+        MetricType.GAUGE,
+        "Sorted runs that a read searches.",
+        (),
+        MergeRule.MAX,
+    ),
+    Family(
+        "space_amplification",
+        MetricType.GAUGE,
+        "Bytes stored for one of the last level.",
+        (),
+        MergeRule.MAX,
+    ),
+    Family("snapshots", MetricType.GAUGE, "Snapshots that have not expired.", (), MergeRule.MAX),
+    Family("pinned_bytes", MetricType.GAUGE, "Bytes that only snapshots keep.", (), MergeRule.MAX),
+    Family(
+        "oldest_pin_age_seconds", MetricType.GAUGE, "Age of the oldest snapshot.", (), MergeRule.MAX
+    ),
+    Family("database_epoch", MetricType.GAUGE, "The epoch of the writer.", (), MergeRule.MAX),
     # reads, caches and memory
-    Family("cache_lookups", Kind.COUNTER, "Lookups in a cache: hit or miss.", ("cache", "result")),
-    Family("cache_bytes", Kind.GAUGE, "Bytes that a cache holds.", ("cache",)),
-    Family("cache_max_bytes", Kind.GAUGE, "Bytes that a cache may hold.", ("cache",)),
+    Family(
+        "cache_lookups", MetricType.COUNTER, "Lookups in a cache: hit or miss.", ("cache", "result")
+    ),
+    Family("cache_bytes", MetricType.GAUGE, "Bytes that a cache holds.", ("cache",)),
+    Family("cache_max_bytes", MetricType.GAUGE, "Bytes that a cache may hold.", ("cache",)),
     Family(
         "filter_lookups",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "Lookups that a filter answered (negative), or let through in vain (false_positive).",
         ("result",),
     ),
-    Family("memory_bytes", Kind.GAUGE, "Memory of a component.", ("component",)),
-    Family("memory_max_bytes", Kind.GAUGE, "The budget of a component.", ("component",)),
+    Family("memory_bytes", MetricType.GAUGE, "Memory of a component.", ("component",)),
+    Family("memory_max_bytes", MetricType.GAUGE, "The budget of a component.", ("component",)),
     # readers and watches
-    Family("reader_gaps", Kind.COUNTER, "Waits for a WAL object although later ones were there."),
-    Family("reader_gap_seconds", Kind.COUNTER, "Total time of these waits."),
-    Family("watches", Kind.GAUGE, "Watches that are open."),
-    Family("watch_buffered_bytes", Kind.GAUGE, "Bytes that wait to be taken by watches."),
-    Family("watches_cut", Kind.COUNTER, "Watches that were closed because they were too slow."),
+    Family(
+        "reader_gaps", MetricType.COUNTER, "Waits for a WAL object although later ones were there."
+    ),
+    Family("reader_gap_seconds", MetricType.COUNTER, "Total time of these waits."),
+    Family("watches", MetricType.GAUGE, "Watches that are open."),
+    Family("watch_buffered_bytes", MetricType.GAUGE, "Bytes that wait to be taken by watches."),
+    Family(
+        "watches_cut", MetricType.COUNTER, "Watches that were closed because they were too slow."
+    ),
     # processes
     Family(
         "build",
-        Kind.INFO,
+        MetricType.INFO,
         "The version of the server, and its role.",
         ("version", "role"),
-        Merge.MAX,
+        MergeRule.MAX,
     ),
-    Family("process_cpu_seconds", Kind.COUNTER, "CPU time of a process.", ("process",)),
-    Family("process_resident_bytes", Kind.GAUGE, "Resident memory of a process.", ("process",)),
+    Family("process_cpu_seconds", MetricType.COUNTER, "CPU time of a process.", ("process",)),
+    Family(
+        "process_resident_bytes", MetricType.GAUGE, "Resident memory of a process.", ("process",)
+    ),
     Family(
         "event_loop_lag_seconds",
-        Kind.GAUGE,
+        MetricType.GAUGE,
         "The longest delay of the event loop in the last 15 seconds.",
         (),
-        Merge.MAX,
+        MergeRule.MAX,
     ),
-    Family("child_running", Kind.GAUGE, "1 while a child process runs, else 0.", ("child",)),
-    Family("child_starts", Kind.COUNTER, "Starts of a child process.", ("child",)),
-    Family("child_crashes", Kind.COUNTER, "Ends of a child process by an error.", ("child",)),
+    Family("child_running", MetricType.GAUGE, "1 while a child process runs, else 0.", ("child",)),
+    Family("child_starts", MetricType.COUNTER, "Starts of a child process.", ("child",)),
+    Family("child_crashes", MetricType.COUNTER, "Ends of a child process by an error.", ("child",)),
     # compactor and collector
-    Family("compactions", Kind.COUNTER, "Merges that were published.", ("kind",)),
+    Family("compactions", MetricType.COUNTER, "Merges that were published.", ("kind",)),
     Family(
         "compaction_bytes",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "Bytes that merges have read and written.",
         ("kind", "direction"),
     ),
-    Family("compaction_failures", Kind.COUNTER, "Merges that have failed."),
-    Family("collected_objects", Kind.COUNTER, "Objects that the collector has deleted."),
-    Family("collections", Kind.COUNTER, "Runs of the collector: ok or failed.", ("outcome",)),
+    Family("compaction_failures", MetricType.COUNTER, "Merges that have failed."),
+    Family("collected_objects", MetricType.COUNTER, "Objects that the collector has deleted."),
+    Family("collections", MetricType.COUNTER, "Runs of the collector: ok or failed.", ("outcome",)),
     # elections and fencing
     Family(
         "elections",
-        Kind.COUNTER,
+        MetricType.COUNTER,
         "Terms of this process, by how they ended: started, lost, fenced, failed.",
         ("event",),
     ),
     Family(
-        "serving", Kind.GAUGE, "1 while this process serves, 0 while it stands by.", (), Merge.MIN
+        "serving",
+        MetricType.GAUGE,
+        "1 while this process serves, 0 while it stands by.",
+        (),
+        MergeRule.MIN,
     ),
-    Family("fenced", Kind.COUNTER, "Times that another process has taken over."),
+    Family("fenced", MetricType.COUNTER, "Times that another process has taken over."),
     # safekeepers
     Family(
         "safekeeper_connected",
-        Kind.GAUGE,
+        MetricType.GAUGE,
         "1 while a safekeeper follows the writer.",
         ("member",),
-        Merge.MAX,
+        MergeRule.MAX,
     ),
     Family(
         "safekeeper_lag_records",
-        Kind.GAUGE,
+        MetricType.GAUGE,
         "Records of the log that a safekeeper has not on disk, as the writer knows.",
         ("member",),
-        Merge.MAX,
+        MergeRule.MAX,
     ),
     Family(
         "quorum_unarchived_bytes",
-        Kind.GAUGE,
+        MetricType.GAUGE,
         "Bytes of records not in the store yet.",
         (),
-        Merge.MAX,
+        MergeRule.MAX,
     ),
-    Family("safekeeper_log_bytes", Kind.GAUGE, "Bytes of a log on this safekeeper.", ("database",)),
+    Family(
+        "safekeeper_log_bytes",
+        MetricType.GAUGE,
+        "Bytes of a log on this safekeeper.",
+        ("database",),
+    ),
     Family(
         "safekeeper_unarchived_objects",
-        Kind.GAUGE,
+        MetricType.GAUGE,
         "WAL objects of a log that are not in the store yet.",
         ("database",),
     ),
-    Family("safekeeper_disk_free_bytes", Kind.GAUGE, "Free bytes of the disk.", (), Merge.MIN),
+    Family(
+        "safekeeper_disk_free_bytes", MetricType.GAUGE, "Free bytes of the disk.", (), MergeRule.MIN
+    ),
     # security, audit, traces
     Family(
         "certificate_expiry_timestamp_seconds",
-        Kind.GAUGE,
+        MetricType.GAUGE,
         "When the first certificate of a file expires, in seconds since 1970.",
         ("file",),
-        Merge.MIN,
+        MergeRule.MIN,
     ),
-    Family("audit_lines_lost", Kind.COUNTER, "Lines that the audit log could not write."),
-    Family("spans_dropped", Kind.COUNTER, "Spans that could not be exported."),
+    Family("audit_lines_lost", MetricType.COUNTER, "Lines that the audit log could not write."),
+    Family("spans_dropped", MetricType.COUNTER, "Spans that could not be exported."),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _ALL})
 
@@ -320,10 +375,10 @@ class Metrics:
         family = _checked(name, labels)
         known = self._samples.get((name, labels))
         if isinstance(known, (int, float)):
-            if family.merge is Merge.SUM:
+            if family.merge is MergeRule.SUM:
                 value += known
             else:
-                value = (max if family.merge is Merge.MAX else min)(value, known)
+                value = (max if family.merge is MergeRule.MAX else min)(value, known)
         self._samples[name, labels] = value
 
     def add_histogram(self, name: str, histogram: Histogram, *labels: str) -> None:
@@ -389,7 +444,7 @@ def metrics_of(rows: Iterable[Any]) -> Metrics:
 
 
 def _add_decoded(metrics: Metrics, name: str, labels: list[str], sample: Any) -> None:
-    if isinstance(sample, list) is not (FAMILIES[name].kind is Kind.HISTOGRAM):
+    if isinstance(sample, list) is not (FAMILIES[name].kind is MetricType.HISTOGRAM):
         raise ValueError(f"these are no metrics: {name} is a {FAMILIES[name].kind}")
     if isinstance(sample, list):
         total, buckets = sample

@@ -25,13 +25,18 @@ NOT_OF_A_WRITER = {
     *("audit_lines_lost", "build", "certificate_expiry_timestamp_seconds", "elections", "fenced"),
     *("child_crashes", "child_running", "child_starts", "collected_objects", "collections"),
     *("compaction_bytes", "compaction_failures", "compactions", "event_loop_lag_seconds"),
-    *("cost_dollars", "method_cost_dollars", "prefix_calls", "prefix_cost_dollars"),
-    *("principal_calls", "principal_cost_dollars", "process_cpu_seconds"),
-    *("process_resident_bytes", "reader_gap_seconds", "reader_gaps", "refusals", "slow_calls"),
+    *(
+        "process_cpu_seconds",
+        "process_resident_bytes",
+        "reader_gap_seconds",
+        "reader_gaps",
+        "refusals",
+        "slow_calls",
+    ),
     *("quorum_unarchived_bytes", "safekeeper_connected", "safekeeper_lag_records"),
     *("safekeeper_disk_free_bytes", "safekeeper_log_bytes", "safekeeper_unarchived_objects"),
     *("slowest_store_request_seconds", "slowest_store_request_waiting_calls", "spans_dropped"),
-    *("store_price_dollars", "level_bytes", "level_ssts"),
+    *("level_bytes", "level_ssts"),
 }
 
 
