@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
+from tests.bench.measures import telemetry
 from tests.bench.measures.all import MEASURES
 from tests.bench.memory import flatness, main
 from tests.bench.plan import Measure, Outcome
@@ -16,7 +17,11 @@ from tests.bench.running import circumstances, run_one
 
 SHORT = [measure for measure in MEASURES if not measure.is_long]
 
-LEFT_OUT = {"client": {"session", "coalesced", "unary"}, "compaction": {"none"}}
+LEFT_OUT = {
+    "client": {"session", "coalesced", "unary"},
+    "compaction": {"none"},
+    "telemetry": {goal.key for goal in telemetry.MEASURE.goals} - {"metrics_put", "traces_put"},
+}
 
 
 @pytest.fixture(autouse=True)

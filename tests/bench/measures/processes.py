@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from typing import Any
 from shalekv.clock import LoopClock
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.bench import requests
+from tests.bench.measures.python_client import python_client
 from tests.bench.peers import etcd
 from tests.bench.plan import Found, Goal, Measure
 from tests.bench.requests import KV
-from tests.bench.stage import ALONE, Load, Stage, Target, Way, cpu_s, held, run, status
+from tests.bench.stage import ALONE, Load, Stage, Target, Way, held, status
 from tests.kit.certificates import LOCAL, Authority
 from tests.kit.processes.guarded import TokenBook
 from tests.kit.processes.process_memory import resident_bytes
@@ -32,7 +33,6 @@ WATCHES, STREAMS = 10_000, 20
 SECURED_PUTS = 4_000
 PLAIN, SECURED = "plain", "TLS and a token"
 ONE, TWO = "one reader process", "two reader processes"
-CLIENT = Path(__file__).parents[1] / "programs" / "python_client.py"
 
 
 async def loop_turns(stage: Stage, found: Found) -> None:
@@ -189,12 +189,12 @@ async def client(stage: Stage, found: Found) -> None:
     ways: dict[str, Way] = {}
     counts = {way: stage.sized(puts, 300) for way, puts in CLIENT_PUTS.items()}
     for way, puts in counts.items():
-        ways[way] = partial(_python_client, sys.executable, ours, way, puts)
+        ways[way] = partial(python_client, sys.executable, ours, way, puts)
     if stage.base is not None:
         before = await stage.serve_base(f"file://{stage.new_folder('before')}/db", *ALONE)
         python = str(stage.base / ".venv" / "bin" / "python")
         for way, puts in counts.items():
-            ways[f"{way}, before"] = partial(_python_client, python, before, way, puts)
+            ways[f"{way}, before"] = partial(python_client, python, before, way, puts)
     await stage.in_turns(found, ways, stage.sized(3, 1))
     for way in counts:
         if stage.base is not None:
@@ -202,18 +202,6 @@ async def client(stage: Stage, found: Found) -> None:
         found.add(f"{way}_rate", *found.sides[way]["calls/s"])
     if stage.base is None:
         found.notes.append("Beside the commit before with `--base DIR`.")
-
-
-async def _python_client(
-    python: str, server: Target, way: str, puts: int, *shown: str
-) -> Mapping[str, float]:
-    before_s = cpu_s(server.pids())
-    output = await run(
-        [python, str(CLIENT), server.address, way, str(puts), *shown], env={"PYTHONPATH": ""}
-    )
-    figures: dict[str, float] = json.loads(output.splitlines()[-1])
-    done = puts + puts // 10
-    return figures | {"server CPU us": (cpu_s(server.pids()) - before_s) / done * 1e6}
 
 
 async def secured(stage: Stage, found: Found) -> None:
@@ -229,8 +217,8 @@ async def secured(stage: Stage, found: Found) -> None:
     guarded = await stage.serve(f"file://{stage.new_folder('guarded')}/db", *ALONE, *flags)
     more, puts = (authority.write(folder), str(shown)), stage.sized(SECURED_PUTS, 300)
     ways: dict[str, Way] = {
-        PLAIN: partial(_python_client, sys.executable, plain, "coalesced", puts),
-        SECURED: partial(_python_client, sys.executable, guarded, "coalesced", puts, *more),
+        PLAIN: partial(python_client, sys.executable, plain, "coalesced", puts),
+        SECURED: partial(python_client, sys.executable, guarded, "coalesced", puts, *more),
     }
     await stage.in_turns(found, ways, stage.sized(20, 1))
     for side in ways:
