@@ -36,7 +36,7 @@ from shalekv_wire.trace_context import SpanContext
 
 QUEUE_MAX = 4_096  # spans that wait to be sent; more are dropped, and counted
 BATCH_MAX = 512  # spans of one request to the collector
-BATCH_DELAY_MS = 1_000.0  # for which spans wait for others
+BATCH_DELAY_MS = 5_000.0  # for which spans wait for others: a request takes some ms of CPU time
 EXPORT_TIMEOUT_S = 5.0  # of one batch, with all attempts
 CLOSE_TIMEOUT_S = 1.0  # by which the end of the process may be delayed
 LINKS_MAX = 32  # from a commit to calls that have waited for it

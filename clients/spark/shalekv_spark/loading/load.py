@@ -25,6 +25,7 @@ from shalekv_spark.bridge import StoreLoop
 from shalekv_spark.loading.options import Committer, LoadOptions, LoadPlan, collect_reports
 from shalekv_spark.loading.rows import LoadSchema
 from shalekv_spark.loading.task import REPORT, LoadTask
+from shalekv_spark.spans import job_span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,10 +83,21 @@ def bulk_load(
 
 
 def run_load(df: DataFrame, load_id: str, plan: LoadPlan) -> LoadResult:
-    """Do the same as `bulk_load` with checked options; the id may be that of a stream's batch."""
+    """Do the same as `bulk_load` with checked options; the id may be that of a stream's batch.
+
+    It is a span, if the program records any.
+    """
     if df.isStreaming:
         raise InvalidRequest("df", "it is a stream: use write_stream")
     schema = plan.schema_of(df.schema)
+    named = {"shalekv.database.url": plan.place.url, "shalekv.load.id": load_id}
+    with job_span("shalekv.load", named) as traceparent:
+        return _run_load(df, load_id, plan, schema, traceparent)
+
+
+def _run_load(
+    df: DataFrame, load_id: str, plan: LoadPlan, schema: LoadSchema, traceparent: str
+) -> LoadResult:
     with StoreLoop(plan.place) as loop:
         job = loop.run(
             LoadJob.begin(
@@ -103,7 +115,7 @@ def run_load(df: DataFrame, load_id: str, plan: LoadPlan) -> LoadResult:
         )
         try:
             loop.run(committer.check())
-            result = _loaded(df, schema, plan, loop, job, committer)
+            result = _loaded(df, schema, plan, loop, job, committer, traceparent)
         except BaseException:
             if not committer.has_begun:  # nothing was published, and nothing will be
                 loop.run(job.end())
@@ -119,11 +131,13 @@ def _loaded(
     loop: StoreLoop,
     job: LoadJob,
     committer: Committer,
+    traceparent: str,
 ) -> LoadResult:
     selected = schema.selected(df)
     if not plan.presorted:
         selected = schema.ordered(selected, plan.partitions)
-    task = LoadTask(plan.place, job.ticket, has_rule=schema.rule is not None)
+    has_rule = schema.rule is not None
+    task = LoadTask(plan.place, job.ticket, has_rule=has_rule, traceparent=traceparent)
     reports = selected.mapInArrow(task, REPORT)
     load_id = job.ticket.load_id
     with renewed(loop, job, df.sparkSession) as check_lease:

@@ -40,6 +40,7 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv_spark.bridge import StoreLoop
 from shalekv_spark.loading.rows import PointRows, RowCheck
 from shalekv_spark.place import Place
+from shalekv_spark.spans import task_span
 
 _HEAD = struct.Struct("<IIQ")  # rows, flags, and the one sequence number of all
 _U32 = np.dtype("<u4")
@@ -209,13 +210,22 @@ class LoadTask:
     place: Place
     ticket: LoadTicket
     has_rule: bool  # of rows with one key the first is loaded
+    traceparent: str = ""  # the span of the load; empty: it is not recorded
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write a partition, as the function of Spark's `mapInArrow`."""
         context = TaskContext.get()
         if context is None:
             raise IllegalState("a task of a load runs outside of Spark")
-        yield write_partition(self, batches, context.partitionId(), context.taskAttemptId())
+        partition, attempt = context.partitionId(), context.taskAttemptId()
+        named: dict[str, str | int] = {
+            "shalekv.load.id": self.ticket.load_id,
+            "spark.partition": partition,
+            "spark.attempt": attempt,
+        }
+        with task_span("shalekv.load.task", self.traceparent, named):
+            report = write_partition(self, batches, partition, attempt)
+        yield report
 
 
 def write_partition(

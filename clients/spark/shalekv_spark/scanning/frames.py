@@ -19,6 +19,7 @@ from shalekv_spark.place import Place
 from shalekv_spark.scanning.pinning import PinnedSnapshot, pin_at, pinned_snapshots
 from shalekv_spark.scanning.source import Request
 from shalekv_spark.scanning.view import pin_existing
+from shalekv_spark.spans import job_span
 
 _RELATION = "DataSourceV2Relation"
 
@@ -35,10 +36,25 @@ def load(
 
     Without a `snapshot`, a new one is created, and renewed until neither the DataFrame nor one
     derived from it is left. Raises `DatabaseNotFound`, `SnapshotNotFound` and other errors of
-    `pin_new` and `pin_existing` before a job of Spark starts.
+    `pin_new` and `pin_existing` before a job of Spark starts. It is a span, if the program records
+    any; those of the tasks are its children, and come later.
     """
     place = request.reading.place
     register(spark)
+    with job_span("shalekv.scan", {"shalekv.database.url": place.url}) as traceparent:
+        if traceparent:
+            options = {**options, "traceparent": traceparent}
+        return _loaded(spark, source, options, place, snapshot, ttl_s)
+
+
+def _loaded(
+    spark: SparkSession,
+    source: str,
+    options: Mapping[str, str],
+    place: Place,
+    snapshot: PinnedSnapshot | bytes | str | None,
+    ttl_s: int,
+) -> DataFrame:
     reader = spark.read.format(source).options(**options)
     if snapshot is not None:
         name = snapshot_name(snapshot)

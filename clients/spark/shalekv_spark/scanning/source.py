@@ -45,6 +45,7 @@ from shalekv_spark.scanning.planning import (
 )
 from shalekv_spark.scanning.scan_task import ScanTask
 from shalekv_spark.scanning.view import TTL_S_MAX, SnapshotPin, pin_existing, pin_new
+from shalekv_spark.spans import task_span
 
 FORMAT = "shalekv"
 STATS_FORMAT = "shalekv.stats"
@@ -129,6 +130,7 @@ class Request:
     reading: ScanPlan
     snapshot: str  # name or id; empty: a new one
     ttl_s: int
+    traceparent: str = ""  # the span of the load; empty: it is not recorded
 
     async def pin(self) -> SnapshotPin:
         """Return the snapshot to read; create one if none is named.
@@ -162,7 +164,7 @@ def read_request(options: Options, decode: Callable[[str], bytes]) -> Request:
     )
     snapshot = options.text("snapshot")
     ttl_s = options.number("snapshotTtl", SNAPSHOT_TTL_S, at_most=TTL_S_MAX)
-    return Request(reading, snapshot, ttl_s)
+    return Request(reading, snapshot, ttl_s, options.text("traceparent"))
 
 
 def scan_request(given: Mapping[str, str]) -> Request:
@@ -218,7 +220,7 @@ class SnapshotSource(DataSource):
         """Return a reader for one plan. Raises `InvalidRequest` for another schema."""
         if self._request is None or self._pin is None or schema != self.row_type(self._request):
             raise InvalidRequest("schema", "the source defines it: leave it out")
-        return SnapshotReader(self._request.reading, self._pin, self.row_reader())
+        return SnapshotReader(self._request, self._pin, self.row_reader())
 
     @abstractmethod
     def request(self) -> Request:
@@ -287,11 +289,12 @@ class SnapshotReader(DataSourceReader):
 
     def __init__(
         self,
-        reading: ScanPlan,
+        request: Request,
         pin: SnapshotPin,
         read: Callable[[ScanTask], Iterator[pa.RecordBatch]],
     ) -> None:
-        self._reading = reading
+        self._reading = request.reading
+        self._traceparent = request.traceparent
         self._pin = pin
         self._read = read
 
@@ -303,4 +306,9 @@ class SnapshotReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the batches of one task."""
         assert isinstance(partition, TaskPartition)
-        return iter(()) if partition.task is None else self._read(partition.task)
+        return iter(()) if partition.task is None else self._recorded(partition.task)
+
+    def _recorded(self, task: ScanTask) -> Iterator[pa.RecordBatch]:
+        named = {"shalekv.database.url": self._reading.place.url}
+        with task_span("shalekv.scan.task", self._traceparent, named):
+            yield from self._read(task)
