@@ -26,8 +26,7 @@ class Histogram:
     def add(self, value: int) -> None:
         """Count a value, which is not negative."""
         self.total += value
-        bucket = value.bit_length() - 1
-        self.buckets[0 if bucket < 0 else min(bucket, BUCKET_COUNT - 1)] += 1
+        self.buckets[min((value | 1).bit_length(), BUCKET_COUNT) - 1] += 1
 
     def merge(self, buckets: Iterable[int], total: int) -> None:
         """Add the values of another histogram, given by its buckets, of which some may be left out
