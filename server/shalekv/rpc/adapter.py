@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import structlog
 from google.protobuf.message import DecodeError, Message
@@ -43,6 +43,7 @@ from shalekv.rpc.call_counts import (
 from shalekv.rpc.call_telemetry import CallTelemetry, NotedCall, NotedStream, Recorders
 from shalekv.rpc.calls import ServerCall, StreamCall, Streaming, Unary, named
 from shalekv.rpc.guarding import Guarding
+from shalekv.rpc.running_stream import RunningStream, forget_frames
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
 from shalekv.rpc.waiting_call import InProgress, WaitingCall, serialized
@@ -72,19 +73,6 @@ FIRST_MESSAGE_S = 0.1
 CUT_OFF = "this server ceased to be the writer before the call had ended"
 
 _log = structlog.get_logger(__name__)
-
-
-def forget_frames(error: BaseException) -> None:
-    """Drop the traceback of an error, and of each error in its chain of causes and contexts.
-
-    A frame that waited for a future refers to the future, which refers to its error, which refers
-    to the frame: a cycle that only a garbage collection would free. Task groups make similar ones.
-    """
-    errors = [error]
-    for each in errors:
-        each.__traceback__ = None
-        chained = (each.__cause__, each.__context__)
-        errors += [other for other in chained if other is not None and other not in errors]
 
 
 class Adapter:
@@ -384,7 +372,7 @@ class Adapter:
         count = self.counts.of_request(request_type)
 
         async def handle(call: StreamCall) -> None:
-            running = _RunningStream(call.peer)
+            running = RunningStream(call.peer)
             if call.names is not UNNAMED:  # in this task, and in those of its operations
                 bind_contextvars(**named(call.names.request_id, call.names.trace_id))
             try:
@@ -498,7 +486,7 @@ class Adapter:
             telemetry.end_stream(stream, code)
 
     @contextmanager
-    def _running(self, stream: _RunningStream, *, delays_idle: bool) -> Iterator[None]:
+    def _running(self, stream: RunningStream, *, delays_idle: bool) -> Iterator[None]:
         self.begin(stream, delays_idle=delays_idle)
         try:
             yield
@@ -512,7 +500,7 @@ class Adapter:
             message = f"{len(self._in_progress)} calls are in progress, and no more are allowed"
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
 
-    async def _admit_stream(self, call: StreamCall, running: _RunningStream) -> Call:
+    async def _admit_stream(self, call: StreamCall, running: RunningStream) -> Call:
         try:
             self._admit()
             context = self._guarding.context(call, running.end)
@@ -569,42 +557,6 @@ class Adapter:
 
     def _error_id(self) -> str:
         return f"{self._runtime.random.getrandbits(48):012x}"
-
-
-class _RunningStream:
-    """The task of a stream; made by it."""
-
-    def __init__(self, peer: str) -> None:
-        self.is_running = True
-        self.ended_by: ShaleError | None = None  # None: not ended from here
-        self._peer = peer
-        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
-
-    @property
-    def is_cancelled_by_client(self) -> bool:
-        """Return whether a `CancelledError` in this call means that its client has cancelled it.
-
-        Otherwise the call was cut off here, or a future that it awaited was cancelled, which is a
-        bug.
-        """
-        return self.ended_by is None and self._task.cancelling() > 0
-
-    def cut_off(self, error: ShaleError) -> None:
-        """Implement `InProgress`."""
-        self.ended_by = error
-        self._task.cancel()
-
-    def end(self, error: ShaleError) -> None:
-        """End the stream even while it waits for its client; nothing happens the second time."""
-        if self.is_running and self.ended_by is None:
-            self.cut_off(error)
-            _log.warning("a stream was ended", peer=self._peer, problem=str(error))
-
-    def take_end(self) -> ShaleError | None:
-        """Return the error that has cancelled the task, which goes on."""
-        if self.ended_by is not None:
-            self._task.uncancel()
-        return self.ended_by
 
 
 def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:

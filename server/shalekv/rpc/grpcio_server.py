@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import grpc
 
-from shalekv.rpc.adapter import forget_frames
 from shalekv.rpc.calls import Find, Streaming, Unary
 from shalekv.rpc.native_server import (
     CONCURRENT_STREAMS_MAX,
@@ -31,6 +30,7 @@ from shalekv.rpc.native_server import (
     METADATA_BYTES_MAX,
     bind_error,
 )
+from shalekv.rpc.running_stream import forget_frames
 from shalekv.settings import UNIX, EndpointSettings
 from shalekv_wire.connection import PING_INTERVAL_S
 from shalekv_wire.status import DETAILS_KEY, CallFailed, StatusCode
