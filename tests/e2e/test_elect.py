@@ -18,6 +18,7 @@ from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.history import History
 from tests.kit.processes.load import ONE_ATTEMPT, Persistent, check_archived
 from tests.kit.processes.processes import Processes
+from tests.kit.processes.scraping import fetched, scraped
 from tests.kit.seeds import random_of, run_seed
 from tests.servers.kubernetes import NAMESPACE, KubernetesApi
 from tests.servers.process import free_port
@@ -104,6 +105,7 @@ TAKE_OVERS, TAKE_OVERS_SOAK = 1, 50
 SHORT = ("--lease-ttl-ms", "1000")  # where servers may take over from each other at any moment
 STEADY = ("--lease-ttl-ms", "4000")
 LONG = ("--lease-ttl-ms", "120000")  # where a take-over does not wait for the lease
+METRICS = ("--metrics", "127.0.0.1:0")
 LEASE = "shale.db"
 COMPACTOR, COLLECTOR = "compactor", "collector"
 
@@ -230,9 +232,10 @@ async def test_an_elector_that_lies(
 async def test_a_stop_hands_over_at_once(processes: Processes, tmp_path: Path) -> None:
     """A standby refuses calls, and names the elected server. SIGTERM releases the lease when all is
     durable: the process ends with 0, and the other serves without waiting for the lease to lapse. A
-    standby ends as well.
+    standby ends as well. It lives, is not ready, and shows metrics.
     """
-    async with elected(Cluster(processes, tmp_path), "bucket", "bucket", flags=LONG) as group:
+    flags = (*LONG, *METRICS)
+    async with elected(Cluster(processes, tmp_path), "bucket", "bucket", flags=flags) as group:
         await group.idle.line(lambda line: line.get("holder") == group.writer.listen)
         async with Client(group.idle.listen, retry=ONE_ATTEMPT) as client:
             with pytest.raises(Stopping) as refused:
@@ -243,6 +246,9 @@ async def test_a_stop_hands_over_at_once(processes: Processes, tmp_path: Path) -
                 await client.status()
             with pytest.raises(Stopping):
                 [entry async for entry in client.scan()]
+        assert (await fetched(group.idle, "/livez")).status == 200
+        assert (await fetched(group.idle, "/readyz")).status == 503
+        assert [(await scraped(each))["serving"] for each in (group.writer, group.idle)] == [1, 0]
         before = await group.take_over(is_killed=False)
         assert any(map(event("lease released"), before.lines())), before.report()
 
@@ -277,12 +283,16 @@ async def test_a_writer_that_was_opened_by_force_ends(processes: Processes, tmp_
     """A writer without an elector takes over as always, and the elected one becomes a standby;
     later that one takes over in turn, and the other, without an elector, ends as fenced.
     """
-    async with elected(Cluster(processes, tmp_path), "bucket", flags=SHORT) as group:
+    async with elected(Cluster(processes, tmp_path), "bucket", flags=(*SHORT, *METRICS)) as group:
         epoch = group.writes.epoch
         forced = await group.cluster.serve(create=False)
         await group.servers[0].line(is_fenced)
         assert await forced.exited() == ExitCode.FENCED, forced.report()
         await group.writes.by_another(epoch + 1)
+        found = await scraped(group.servers[0])
+        assert found["fenced_total"] == found['elections_total{event="fenced"}'] == 1
+        assert found['elections_total{event="started"}'] >= 2
+        assert found["serving"] == 1
 
 
 async def ended_children(child: Child) -> None:

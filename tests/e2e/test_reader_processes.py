@@ -9,10 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
-
-from aiohttp import ClientSession
-from yarl import URL
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.clock import LoopClock
@@ -21,6 +17,7 @@ from tests.kit.constants import variables
 from tests.kit.processes.child import Child, event
 from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
+from tests.kit.processes.scraping import fetched, scraped
 from tests.servers.process import free_port
 
 CLIENTS = 4
@@ -61,13 +58,6 @@ class Load:
                 if all(map(are_serving, found)):
                     return found
                 await LoopClock().sleep_ms(POLL_MS)
-
-
-class Fetched(NamedTuple):
-    """The reply to a request over HTTP."""
-
-    status: int
-    text: str
 
 
 def are_serving(status: Status) -> bool:
@@ -127,7 +117,7 @@ async def test_processes_are_one_server(processes: Processes, tmp_path: Path) ->
         first, second = (await check_statuses(load, reader)).processes
         await taken
         counted = await counters(reader)
-        assert counted['shalekv_child_starts_total{child="reader-2"}'] == 1
+        assert counted['child_starts_total{child="reader-2"}'] == 1
 
         os.kill(first.pid, signal.SIGKILL)
         await load.goes_on()
@@ -137,7 +127,7 @@ async def test_processes_are_one_server(processes: Processes, tmp_path: Path) ->
         assert status.processes[1].pid == second.pid
         now = await counters(reader)
         assert {name: now[name] for name in counted if now[name] < counted[name]} == {}
-        assert now['shalekv_child_crashes_total{child="reader-1"}'] == 1
+        assert now['child_crashes_total{child="reader-1"}'] == 1
 
         await reader.line(lambda _: says_ready(reader))
         os.kill(second.pid, signal.SIGSTOP)
@@ -167,21 +157,11 @@ async def test_processes_are_one_server(processes: Processes, tmp_path: Path) ->
     assert sorted(line.get("process", 0) for line in ended) == [0, 1, 2]
 
 
-async def fetched(reader: Child, path: str) -> Fetched:
-    """Ask the endpoint of metrics."""
-    line = await reader.line(event("serving metrics"))
-    async with ClientSession() as session, session.get(URL(line["url"]).with_path(path)) as got:
-        return Fetched(got.status, await got.text())
-
-
 async def counters(reader: Child) -> dict[str, float]:
     """All counters at this moment, by name and labels."""
-    found = await fetched(reader, "/metrics")
-    assert found.status == 200, found.text
-    samples = [line.rpartition(" ") for line in found.text.splitlines() if line[0] != "#"]
     return {
-        name: float(value)
-        for name, _, value in samples
+        name: value
+        for name, value in (await scraped(reader)).items()
         if name.partition("{")[0].endswith(("_total", "_bucket", "_count"))
     }
 

@@ -1,0 +1,32 @@
+"""The endpoint of metrics of a process, as Prometheus and probes use it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aiohttp import ClientSession
+from yarl import URL
+
+from tests.kit.processes.child import Child, event
+
+
+class Fetched(NamedTuple):
+    """The reply to a request over HTTP."""
+
+    status: int
+    text: str
+
+
+async def fetched(child: Child, path: str) -> Fetched:
+    """Ask the endpoint of a process that has `--metrics`."""
+    line = await child.line(event("serving metrics"))
+    async with ClientSession() as session, session.get(URL(line["url"]).with_path(path)) as got:
+        return Fetched(got.status, await got.text())
+
+
+async def scraped(child: Child) -> dict[str, float]:
+    """Return all samples, by name and labels."""
+    found = await fetched(child, "/metrics")
+    assert found.status == 200, found.text
+    samples = [line.rpartition(" ") for line in found.text.splitlines() if line[0] != "#"]
+    return {name.removeprefix("shalekv_"): float(value) for name, _, value in samples}
