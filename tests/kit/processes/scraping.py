@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 from aiohttp import ClientSession
 from yarl import URL
 
+from shalekv.clock import LoopClock
 from tests.kit.processes.child import Child, event
+
+WAIT_S = 60.0
+POLL_MS = 100
 
 
 class Fetched(NamedTuple):
@@ -25,8 +30,10 @@ async def fetched(child: Child, path: str) -> Fetched:
 
 
 async def scraped(child: Child) -> dict[str, float]:
-    """Return all samples, by name and labels."""
-    found = await fetched(child, "/metrics")
+    """Return all samples, by name and labels, when the access policy is known."""
+    async with asyncio.timeout(WAIT_S):
+        while (found := await fetched(child, "/metrics")).status == 503:
+            await LoopClock().sleep_ms(POLL_MS)
     assert found.status == 200, found.text
     samples = [line.rpartition(" ") for line in found.text.splitlines() if line[0] != "#"]
     return {name.removeprefix("shalekv_"): float(value) for name, _, value in samples}

@@ -140,7 +140,7 @@ async def _run(
             metrics.merge(role.done)
 
         bills = [
-            bill_of(_ROLE, database.url, database.sent, settings.store, clock).collect
+            bill_of(_ROLE, database.url, database.sent, settings, clock).collect
             for database in databases
         ]
         sources = sources_of(_ROLE, fill, *bills)

@@ -260,7 +260,7 @@ async def _compact(
                 metrics.merge(each.done)
 
         bills = [
-            bill_of(ROLE, store.url, store.sent, settings.store, runtime.clock).collect
+            bill_of(ROLE, store.url, store.sent, settings, runtime.clock).collect
             for store, runtime in opened
         ]
         sources = sources_of(ROLE, fill, *bills)

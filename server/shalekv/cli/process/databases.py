@@ -19,7 +19,14 @@ from shalekv.cli.process.logs import report_end
 from shalekv.clock import Clock, MachineClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.status import ProcessUse, StorePlace, StoreUse
-from shalekv.settings import LogFormat, Settings, StoreSettings, UrlSettings
+from shalekv.settings import (
+    CollectorConfig,
+    CompactorConfig,
+    LogFormat,
+    Settings,
+    StoreSettings,
+    UrlSettings,
+)
 from shalekv.store.api import ObjectStore, RequestCounts
 from shalekv.store.opening import open_store
 from shalekv.store.url import parse_url
@@ -79,10 +86,15 @@ async def open_databases(
 
 
 def bill_of(
-    role: str, url: str, sent: RequestCounts, settings: StoreSettings, clock: Clock
+    role: str,
+    url: str,
+    sent: RequestCounts,
+    settings: CompactorConfig | CollectorConfig,
+    clock: Clock,
 ) -> StoreUse:
     """The bill for the requests of this process, of a role, to the store of one database."""
-    use, began_ms = StoreUse(StorePlace.of(url, settings), clock), clock.monotonic_ms()
+    place, began_ms = StorePlace.of(url, settings.store), clock.monotonic_ms()
+    use = StoreUse(place, clock, place.prices(settings.telemetry))
     use.measure(lambda: [ProcessUse(role, began_ms, sent.by_kind)])
     return use
 

@@ -40,6 +40,7 @@ from shalekv.server.safekeeper.membership_status import (
     check_database,
 )
 from shalekv.server.safekeeper.relaying import Relays
+from shalekv.server.status import ProcessUse, StorePlace, StoreUse
 from shalekv.settings import MIB, SafekeeperConfig, StoreSettings
 from shalekv.store.api import ObjectStore, RequestCounts
 from shalekv.store.cas import CasStore
@@ -105,8 +106,11 @@ class Archives:
 
     def __init__(self, settings: SafekeeperConfig, runtime: Runtime, open_store: OpenStore) -> None:
         """Open none yet."""
-        self.counts = StoreCallCounts(settings.telemetry.slow_ms)
-        self.sent = RequestCounts()
+        self._counts = StoreCallCounts(settings.telemetry.slow_ms)
+        self._sent = RequestCounts()
+        place = StorePlace.of(settings.database.url, settings.store)
+        self._bill = StoreUse(place, runtime.clock, place.prices(settings.telemetry))
+        self._bill.measure(lambda: [ProcessUse(_ROLE, 0.0, self._sent.by_kind)])
         self._settings = settings.store
         self._runtime = runtime
         self._open_store = open_store
@@ -114,8 +118,13 @@ class Archives:
     def open(self, url: str) -> tuple[ObjectStore, CasStore]:
         """Open the store of a database, which the caller closes."""
         store = self._open_store(url, self._runtime, self._settings)
-        store.sent.add_up_in(self.sent)
-        return store, CasStore(store, self._runtime, self._settings, counts=self.counts)
+        store.sent.add_up_in(self._sent)
+        return store, CasStore(store, self._runtime, self._settings, counts=self._counts)
+
+    def collect(self, metrics: Metrics) -> None:
+        """Add the metrics of all these requests."""
+        self._counts.add_to(metrics, _ROLE)
+        self._bill.collect(metrics)
 
 
 class Node:
@@ -255,9 +264,7 @@ class Node:
     def collect(self, metrics: Metrics) -> None:
         """Add the metrics of all logs, and of the disk."""
         add_node(metrics, self.status())
-        self._archives.counts.add_to(metrics, _ROLE)
-        for kind, requests in self._archives.sent.by_kind.items():
-            metrics.add("store_billed_requests", requests, _ROLE, kind.value)
+        self._archives.collect(metrics)
 
     # Lifecycle.
 
