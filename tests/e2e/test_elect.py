@@ -248,7 +248,9 @@ async def test_a_stop_hands_over_at_once(processes: Processes, tmp_path: Path) -
                 [entry async for entry in client.scan()]
         assert (await fetched(group.idle, "/livez")).status == 200
         assert (await fetched(group.idle, "/readyz")).status == 503
-        assert [(await scraped(each))["serving"] for each in (group.writer, group.idle)] == [1, 0]
+        samples = [await scraped(each) for each in (group.writer, group.idle)]
+        assert [each["serving"] for each in samples] == [1, 0]
+        assert [each['elections_total{event="started"}'] for each in samples] == [1, 0]
         before = await group.take_over(is_killed=False)
         assert any(map(event("lease released"), before.lines())), before.report()
 
@@ -283,16 +285,12 @@ async def test_a_writer_that_was_opened_by_force_ends(processes: Processes, tmp_
     """A writer without an elector takes over as always, and the elected one becomes a standby;
     later that one takes over in turn, and the other, without an elector, ends as fenced.
     """
-    async with elected(Cluster(processes, tmp_path), "bucket", flags=(*SHORT, *METRICS)) as group:
+    async with elected(Cluster(processes, tmp_path), "bucket", flags=SHORT) as group:
         epoch = group.writes.epoch
         forced = await group.cluster.serve(create=False)
         await group.servers[0].line(is_fenced)
         assert await forced.exited() == ExitCode.FENCED, forced.report()
         await group.writes.by_another(epoch + 1)
-        found = await scraped(group.servers[0])
-        assert found["fenced_total"] == found['elections_total{event="fenced"}'] == 1
-        assert found['elections_total{event="started"}'] >= 2
-        assert found["serving"] == 1
 
 
 async def ended_children(child: Child) -> None:
