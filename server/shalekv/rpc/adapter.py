@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 from google.protobuf.message import DecodeError, Message
@@ -43,7 +43,7 @@ from shalekv.rpc.call_counts import (
 from shalekv.rpc.call_telemetry import CallTelemetry, NotedCall, NotedStream, Recorders
 from shalekv.rpc.calls import ServerCall, StreamCall, Streaming, Unary, named
 from shalekv.rpc.guarding import Guarding
-from shalekv.rpc.running_stream import RunningStream, forget_frames
+from shalekv.rpc.running_stream import RunningStream, close_replies, forget_frames
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
 from shalekv.rpc.waiting_call import InProgress, WaitingCall, serialized
@@ -293,7 +293,7 @@ class Adapter:
                         await self._write(call, serialized(reply), permit)
                         noted.go_on()
                 finally:
-                    await _close(replies)
+                    await close_replies(replies)
 
         return self.stream(serve, request_type)
 
@@ -595,10 +595,3 @@ async def _requests(request_type: type[RequestT], call: StreamCall) -> AsyncIter
             yield _parsed(request_type, data)
     except CallFailed:  # the client has gone, and whoever reads is being cancelled
         raise asyncio.CancelledError from None
-
-
-async def _close(replies: AsyncIterator[Any]) -> None:
-    """Close an async generator at once, to free its view of the data."""
-    close = getattr(replies, "aclose", None)
-    if close is not None:
-        await close()

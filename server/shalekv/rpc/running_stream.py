@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import structlog
@@ -60,3 +61,10 @@ class RunningStream:
         if self.ended_by is not None:
             self._task.uncancel()
         return self.ended_by
+
+
+async def close_replies(replies: AsyncIterator[Any]) -> None:
+    """Close an async generator at once, to free its view of the data."""
+    close = getattr(replies, "aclose", None)
+    if close is not None:
+        await close()
