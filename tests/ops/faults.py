@@ -85,7 +85,7 @@ def of_main(main: Main) -> list[Fault]:
         ),
         Fault("another compactor has taken over", ("ChildDown",), lambda: superseded(main)),
         Fault("SSTs of L0 are not merged", ("CompactionBehind",), lambda: unmerged(main)),
-        Fault("requests cost 100 dollars each", ("CostHigh",), lambda: dear(main)),
+        Fault("a write to the store costs a dollar", ("CostHigh",), lambda: dear(main)),
     ]
 
 
@@ -286,7 +286,7 @@ async def unmerged(main: Main) -> AsyncIterator[None]:
 @asynccontextmanager
 async def dear(main: Main) -> AsyncIterator[None]:
     await main.site.children["writer"].stop()
-    await main.start_writer("--usd-per-1000", "writes=100000")
+    await main.start_writer("--usd-per-1000", "writes=1000")
     yield
     await main.site.children["writer"].stop()
     await main.start_writer()
