@@ -14,7 +14,7 @@ MINUTES = float(os.environ.get("ALERTS_QUIET_MINUTES", "60"))
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(60 * MINUTES + 600)
+@pytest.mark.timeout(60 * MINUTES + 900)
 async def test_ordinary_load_fires_no_alert(processes: Processes, tmp_path: Path) -> None:
     """For an hour, by the rules as they are."""
     fired = await quiet(processes, tmp_path, 60 * MINUTES, speed=1)
