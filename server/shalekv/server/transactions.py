@@ -6,6 +6,7 @@ A write that compares, counts or deletes a range is a transaction. Requests are 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -13,7 +14,7 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from shalekv.errors import InvalidRequest
-from shalekv.format.records import ReplyKind
+from shalekv.format.records import REQUEST_HASH_BYTES, ReplyKind
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.transaction import (
     COUNTER_BYTES,
@@ -362,3 +363,17 @@ DELETE_REPLY = ReplyBuilder(ReplyKind.DELETE, kv_pb2.DeleteReply, _fill_deleted)
 DELETE_RANGE_REPLY = ReplyBuilder(ReplyKind.DELETE_RANGE, kv_pb2.DeleteRangeReply, _fill_deleted)
 WRITE_REPLY = ReplyBuilder(ReplyKind.WRITE, kv_pb2.WriteReply, _fill_write)
 TXN_REPLY = ReplyBuilder(ReplyKind.TXN, kv_pb2.TxnReply, _fill_txn)
+
+
+def hash_of_request(request: requests.WriteRequest, kind: ReplyKind) -> bytes:
+    """Hash the method and all fields but the header, to tell a repeat from another request.
+
+    Fields are serialized in the order of their numbers, so the hash of a request is the same in
+    later versions.
+    """
+    data = request.SerializeToString(deterministic=True)
+    if request.HasField("header"):  # field 1: a tag, its length as a varint, and itself
+        header_bytes = request.header.ByteSize()
+        length_bytes = max(1, -(-header_bytes.bit_length() // 7))
+        data = data[1 + length_bytes + header_bytes :]
+    return hashlib.blake2b(bytes((kind,)) + data, digest_size=REQUEST_HASH_BYTES).digest()

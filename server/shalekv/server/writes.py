@@ -7,7 +7,6 @@ of a `WriterEngine`, and completes each reply when the write is as durable as it
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from shalekv.errors import (
     ShaleError,
     Stopping,
 )
-from shalekv.format.records import REQUEST_HASH_BYTES, ReplyKind, record_key
+from shalekv.format.records import ReplyKind, record_key
 from shalekv.protocol.transaction import Change, Needs, Puts, Transaction
 from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.server import requests
@@ -37,7 +36,13 @@ from shalekv.server.requests import (
     WriteRequest,
 )
 from shalekv.server.service import Answer, Call, MakeHeader
-from shalekv.server.transactions import ReplyBuilder, ReplyEncoder, ReplyT, SizedTransaction
+from shalekv.server.transactions import (
+    ReplyBuilder,
+    ReplyEncoder,
+    ReplyT,
+    SizedTransaction,
+    hash_of_request,
+)
 from shalekv.store.reachability import Reachability
 from shalekv.telemetry.activity import ADMISSION, READ_SET, TURN, Wait
 from shalekv.telemetry.costs import Costs
@@ -55,14 +60,6 @@ from shalekv.write.idempotency import AppliedRequest, RequestInFlight, key_of_pr
 from shalekv.write.pending_replies import PendingReplies, PendingReply, still_unknown
 
 _NO_NEEDS = Needs()
-# The methods and operations of sessions, as calls are counted: by kind, and whether in a session.
-_METHODS = {
-    (kind, is_session): f"Session.{kind.name.lower()}"
-    if is_session
-    else f"KV.{kind.name.title().replace('_', '')}"
-    for kind in ReplyKind
-    for is_session in (False, True)
-}
 # Refusals that depend on the state of the database: they are only sent after the writer has
 # confirmed that it still owns it.
 _STATE_REFUSALS = (ConditionFailed, NotACounter, CounterOverflow)
@@ -99,8 +96,11 @@ class _Settling(NamedTuple):
 
     def charge(self, reply: _WriteReply[ReplyT], bill: Bill, commit_count: int) -> None:
         """Charge the call of `reply`, which is answered or not, with the requests of its group."""
-        call = reply.call
-        method = _METHODS[reply.builder.kind, call.end is not None]
+        call, kind = reply.call, reply.builder.kind.name
+        is_operation = call.end is not None  # of a session: unary calls end by themselves
+        method = (
+            f"Session.{kind.lower()}" if is_operation else f"KV.{kind.title().replace('_', '')}"
+        )
         self.costs.charge(method, call.principal, bill.key, bill.sent, commit_count)
 
 
@@ -272,7 +272,7 @@ class Writes:
         reply = new_reply(builder, durability, call, self._settling)
         request_hash, key_of_record, admitted_bytes = b"", b"", size_bytes
         if chosen:
-            request_hash = _request_hash(request, builder.kind)
+            request_hash = hash_of_request(request, builder.kind)
             key = _key_of(call, chosen)
             key_of_record = record_key(key)
             admitted_bytes += RECORD_BYTES
@@ -355,7 +355,7 @@ class Writes:
         chosen = request.header.idempotency_key
         key = _key_of(call, chosen) if chosen else b""
         needs = sized.transaction.needs(record_key(key) if key else b"")
-        request_hash = _request_hash(request, builder.kind) if key else b""
+        request_hash = hash_of_request(request, builder.kind) if key else b""
         return self._answer(
             _Write(sized.transaction, reply, sized.size_bytes, needs, key, chosen, request_hash)
         )
@@ -596,17 +596,3 @@ async def _ready(reply: ReplyT) -> ReplyT:
 
 def _key_of(call: Call, chosen: bytes) -> bytes:
     return key_of_principal(chosen, call.principal, has_policy=bool(call.secret))
-
-
-def _request_hash(request: WriteRequest, kind: ReplyKind) -> bytes:
-    """Hash the method and all fields but the header, to tell a repeat from another request.
-
-    Fields are serialized in the order of their numbers, so the hash of a request is the same in
-    later versions.
-    """
-    data = request.SerializeToString(deterministic=True)
-    if request.HasField("header"):  # field 1: a tag, its length as a varint, and itself
-        header_bytes = request.header.ByteSize()
-        length_bytes = max(1, -(-header_bytes.bit_length() // 7))
-        data = data[1 + length_bytes + header_bytes :]
-    return hashlib.blake2b(bytes((kind,)) + data, digest_size=REQUEST_HASH_BYTES).digest()
