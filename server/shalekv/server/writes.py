@@ -49,8 +49,8 @@ from shalekv.telemetry.costs import Costs
 from shalekv.v1 import kv_pb2
 from shalekv.write.commit import (
     RECORD_BYTES,
-    Bill,
     Commit,
+    GroupCharge,
     KeyedRequest,
     Receipt,
     changes_bytes,
@@ -94,7 +94,7 @@ class _Settling(NamedTuple):
     encoder: ReplyEncoder
     costs: Costs
 
-    def charge(self, reply: _WriteReply[ReplyT], bill: Bill, commit_count: int) -> None:
+    def charge(self, reply: _WriteReply[ReplyT], bill: GroupCharge, commit_count: int) -> None:
         """Charge the call of `reply`, which is answered or not, with the requests of its group."""
         call, kind = reply.call, reply.builder.kind.name
         is_operation = call.end is not None  # of a session: unary calls end by themselves

@@ -39,7 +39,7 @@ _PUT = Kind.PUT
 _new = tuple.__new__  # what `Entry()` and `Receipt()` call in the end, at half the cost
 
 
-class Bill(NamedTuple):
+class GroupCharge(NamedTuple):
     """What a group of commits costs. One of its commits gets it: so sums are exact."""
 
     sent: Mapping[str, int]  # requests by `store.api.RequestKind`
@@ -57,7 +57,7 @@ class Receipt(NamedTuple):
     decision: Decision | None = None  # of a transaction
     record: Entry | None = None  # the record that was written for its idempotency key
     activity: CommitActivity | None = None  # of its group; None: it was in none
-    bill: Bill | None = None  # of its group, if this commit was chosen to be charged with it
+    bill: GroupCharge | None = None  # of its group, if this commit was chosen to be charged with it
 
 
 OnSettled: TypeAlias = Callable[[Receipt | ShaleError], None]
@@ -108,7 +108,6 @@ class Commit:
         "settle",
         "size_bytes",
         "submit_order",
-        "submitted_ns",
         "transaction",
     )
 
@@ -127,7 +126,6 @@ class Commit:
         """
         self.seq = seq
         self.submit_order = seq
-        self.submitted_ns = 0  # when it entered the queue
         self.settle = settle
         self.keyed = keyed
         self.record: Entry | None = None
@@ -241,7 +239,7 @@ class Commit:
         seq: int,
         wal_id: int | None,
         activity: CommitActivity | None = None,
-        bill: Bill | None = None,
+        bill: GroupCharge | None = None,
     ) -> None:
         """Settle the commit: everything that it wrote, or depends on, is durable."""
         decision = self.decision

@@ -9,7 +9,7 @@ from shalekv.telemetry.activity import CURRENT, STAGES, CommitActivity
 from shalekv.telemetry.histogram import Histogram
 from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.tracing import Tracer
-from shalekv.write.commit import Bill, Commit, Group
+from shalekv.write.commit import Commit, Group, GroupCharge
 
 _MASK = (1 << 64) - 1
 
@@ -46,8 +46,8 @@ class LogStats:
         metrics.add_histogram("commit_group_commits", self.group_commits)
         metrics.add_histogram("commit_group_bytes", self.group_bytes)
 
-    def begin(self, group: Group) -> None:
-        """Give a group that was just taken from the queue its activity.
+    def begin(self, group: Group, queued_ns: int) -> None:
+        """Give a group that was just taken from the queue its activity, queued since `queued_ns`.
 
         If groups were displaced since the last one, it goes on with theirs: it has their commits.
         """
@@ -57,7 +57,7 @@ class LogStats:
             commit_count=len(group.commits),
             size_bytes=group.size_bytes,
         )
-        activity.queued_ns = group.commits[0].submitted_ns
+        activity.queued_ns = queued_ns
         for displaced in self._displaced:
             activity.take_over(displaced)
         self._displaced.clear()
@@ -111,10 +111,10 @@ class LogStats:
             self._tracer.end_commit(group.activity, problem)
 
 
-def bill_of(group: Group, commit: Commit) -> Bill:
+def charge_of(group: Group, commit: Commit) -> GroupCharge:
     """Build the bill of a group for the commit that is charged with it."""
     first = (*commit.entries[:1], *commit.range_tombstones[:1])
-    return Bill(group.activity.sent, first[0].key if first else b"")
+    return GroupCharge(group.activity.sent, first[0].key if first else b"")
 
 
 def _drawn(commits: Sequence[Commit], wal_id: int) -> Commit:

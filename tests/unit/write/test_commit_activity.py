@@ -10,7 +10,7 @@ from shalekv.format.records import ReplyKind
 from shalekv.protocol.transaction import Put
 from shalekv.store.api import RequestKind
 from shalekv.telemetry.activity import CURRENT, STAGES, CallActivity, CommitActivity
-from shalekv.write.commit import Bill, KeyedRequest, Receipt
+from shalekv.write.commit import GroupCharge, KeyedRequest, Receipt
 from shalekv.write.idempotency import Idempotency
 from shalekv.write.pending_replies import PendingReply
 from tests.kit.engine.running_log import OLDER, RunningLog, Settlement, quiesce, running
@@ -163,7 +163,7 @@ def test_a_copy_of_a_request_is_not_charged_again() -> None:
     keyed = KeyedRequest(b"k", b"h" * 16, 0, ReplyKind.PUT, lambda _: b"")
     pending = idempotency.begin(keyed, first.settle)
     pending.waiting.append(copy.settle)
-    bill = Bill({WRITE: 1}, b"k")
+    bill = GroupCharge({WRITE: 1}, b"k")
     pending.settle(Receipt(7, 1, bill=bill))
     assert first.outcomes == [Receipt(7, 1, bill=bill)]
     assert copy.outcomes == [Receipt(7, 1)]
