@@ -27,6 +27,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "server/shalekv/cli/process/lifecycle.py": "raises nothing; a group would wrap errors",
         "server/shalekv/jobs/bulk_load.py": "an upload outlives its call; any end ends it",
         "server/shalekv/rpc/adapter.py": "the end of a stream outlives its call; stop() waits",
+        "server/shalekv/rpc/call_telemetry.py": "the answer of a call, whose end it waits for",
         "server/shalekv/rpc/guarding.py": "a look at credentials ends soon, and raises nothing",
         "server/shalekv/store/two_phase/sql.py": "a statement outlives its caller; close() waits",
     },

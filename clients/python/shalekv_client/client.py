@@ -45,8 +45,8 @@ from shalekv_client.routing.retry import (
 )
 from shalekv_client.routing.security import Security, TlsOptions
 from shalekv_client.routing.servers import ConnectionOptions, Server
+from shalekv_client.routing.spans import begin_span
 from shalekv_client.routing.tokens import SessionToken
-from shalekv_client.spans import begin_span
 
 if TYPE_CHECKING:  # each is imported by the method that uses it
     from pathlib import Path

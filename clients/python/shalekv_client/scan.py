@@ -31,7 +31,7 @@ from shalekv_client.routing.endpoints import Endpoint
 from shalekv_client.routing.fleet import Fleet
 from shalekv_client.routing.retry import CallTarget, NextAttempt, next_attempt
 from shalekv_client.routing.servers import Server
-from shalekv_client.spans import begin_span
+from shalekv_client.routing.spans import begin_span
 from shalekv_wire.calls import ClientStream
 from shalekv_wire.status import CallFailed
 

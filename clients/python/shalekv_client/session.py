@@ -29,7 +29,7 @@ from shalekv_client.policies import Destination
 from shalekv_client.routing.fleet import Fleet
 from shalekv_client.routing.retry import RetryPolicy, may_repeat
 from shalekv_client.routing.servers import Server
-from shalekv_client.spans import begin_span
+from shalekv_client.routing.spans import begin_span
 from shalekv_client.stream import (
     MESSAGE_BYTES_MAX,
     OVERHEAD_BYTES,

@@ -34,10 +34,10 @@ from shalekv_client.routing.access_token import TokenFunction
 from shalekv_client.routing.addresses import checked_addresses
 from shalekv_client.routing.retry import RetryPolicy
 from shalekv_client.routing.security import TlsOptions
+from shalekv_client.routing.spans import begin_span
 from shalekv_client.routing.tokens import SessionToken
 from shalekv_client.scan import Scan
 from shalekv_client.session import Session
-from shalekv_client.spans import begin_span
 from shalekv_client.stream import OVERHEAD_BYTES
 from shalekv_client.watch import Watch, WatchEvent
 

@@ -28,7 +28,7 @@ class InProgress(Protocol):
         ...
 
 
-class Calls(Protocol):
+class CallsInProgress(Protocol):
     """The calls of an adapter."""
 
     telemetry: CallTelemetry
@@ -63,7 +63,7 @@ class WaitingCall:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: CallsInProgress,
         call: ServerCall,
         count: MethodCount,
         began_ns: int,

@@ -43,7 +43,7 @@ _NS_PER_MS = 1_000_000
 _log = structlog.get_logger(__name__)
 
 
-class Caller(Protocol):
+class NamedCall(Protocol):
     """Who has called, and how the call is named: `server.service.Call`."""
 
     @property
@@ -73,7 +73,7 @@ class EndedCall:
 
     method: str  # such as ``KV.Put`` or ``Session.put``
     code: str  # the name of its status
-    caller: Caller
+    caller: NamedCall
     key_hash: str  # empty: it has no key
     began_ns: int
     ended_ns: int

@@ -62,9 +62,9 @@ from shalekv_client.routing.retry import (
     next_attempt,
 )
 from shalekv_client.routing.servers import ConnectionOptions, Server, Servers
+from shalekv_client.routing.spans import begin_span
 from shalekv_client.routing.tokens import Freshness
 from shalekv_client.routing.writer_search import WriterSearch
-from shalekv_client.spans import begin_span
 
 if TYPE_CHECKING:
     from shalekv.v1 import admin_pb2
