@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,12 @@ import structlog
 from structlog.testing import capture_logs
 
 from shalekv.cli.process import gc_tuning
-from shalekv.cli.process.gc_tuning import Growth, collect_when_grown, tune_garbage_collector
+from shalekv.cli.process.gc_tuning import (
+    Growth,
+    collect_when_grown,
+    freeze_on_standby,
+    tune_garbage_collector,
+)
 from shalekv.cli.process.lifecycle import serving_settings
 from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.reader import read_database
@@ -132,6 +138,23 @@ def test_existing_objects_are_frozen() -> None:
     assert gc.get_freeze_count() >= len(kept)
 
 
+def test_what_was_frozen_on_standby_is_not_looked_at_again() -> None:
+    """A process that has been elected collects what is new alone; on standby it collects all."""
+
+    def leave_a_cycle() -> weakref.ref[_Account]:
+        account = _Account()
+        account.itself = account
+        return weakref.ref(account)
+
+    frozen = leave_a_cycle()
+    gc.freeze()
+    new = leave_a_cycle()
+    tune_garbage_collector()
+    assert (frozen() is not None, new()) == (True, None)
+    freeze_on_standby()
+    assert frozen() is None
+
+
 def test_growth_is_due_at_half_as_much_again() -> None:
     """Growth counts above the minimum only; shrinking and growing back is not due."""
     measures = iter((1_000, 1_800, 1_801, 100, 1_800, 10_000, 15_000, 15_001))
@@ -164,6 +187,7 @@ async def test_cycles_that_have_grown_old_are_freed(monkeypatch: pytest.MonkeyPa
 @dataclass
 class _Account:
     used_bytes: int = 0
+    itself: _Account | None = None
 
 
 @virtual_time()

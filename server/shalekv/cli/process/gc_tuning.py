@@ -79,16 +79,26 @@ _accounts = _Accounts()
 def tune_garbage_collector(memory: AccountsForMemory | None = None) -> None:
     """Freeze the objects that exist now, and disable automatic full collections.
 
-    Call it when the long-lived objects exist: after the replay, before the first call. Objects
-    frozen by an earlier call are collected first, since they may be garbage by now. What `memory`
-    accounts for is not taken for garbage; it is not kept alive. REQUIRES: `collect_when_grown`
-    runs.
+    Call it when the long-lived objects exist: after the replay, before the first call. What
+    `memory` accounts for is not taken for garbage; it is not kept alive. REQUIRES:
+    `collect_when_grown` runs.
     """
     _accounts.find = (lambda: None) if memory is None else weakref.ref(memory)
-    gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS, MIDDLE_COLLECTIONS)
+
+
+def freeze_on_standby() -> None:
+    """Freeze the objects that exist now, among them all of the imports.
+
+    Those that were frozen before are collected first: of a writer that has ended they are garbage.
+    On a busy machine this takes a second, which a process has before it is elected: after that its
+    lease has to be renewed. `tune_garbage_collector` then looks at what is new.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 class Growth:

@@ -32,6 +32,7 @@ import structlog
 
 from shalekv.cli.process.access import ProcessAccess, open_access, running_beside
 from shalekv.cli.process.endpoint import bound, sources_of
+from shalekv.cli.process.gc_tuning import freeze_on_standby
 from shalekv.cli.process.lifecycle import (
     bind,
     open_audit_log,
@@ -300,6 +301,7 @@ async def _serve_in_terms(
     context: WriterContext, elector: Elector, standby: _Standby, stop: StopRequest
 ) -> None:
     while not stop.requested.is_set():
+        freeze_on_standby()
         term = None
         with stop.interruptible():
             term = await elector.campaign()
