@@ -7,13 +7,20 @@ All that costs some microseconds for a call, so every store that is opened count
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from types import MappingProxyType
 
-from shalekv.errors import ObjectNotFound, StoreBroken, StoreError, StoreUnavailable
+from shalekv.errors import (
+    ObjectNotFound,
+    StoreBroken,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from shalekv.format.names import LEVELS_FOLDER, MANIFEST_FOLDER, WAL_FOLDER
 from shalekv.store.api import CreateOutcome, Unknown
 from shalekv.telemetry.activity import CURRENT, StoreRequest
@@ -41,10 +48,19 @@ class Count:
 
     requests: int = 0  # attempts begun; a list counts once, however many pages it has
     failures: int = 0  # attempts that ended without an answer: unavailable, broken, unknown
+    refusals: int = 0  # attempts that the store has refused, for example with a 403
+    given_up: int = 0  # attempts that were cancelled
+    running: int = 0  # attempts that have not ended
     objects: int = 0  # objects created, read, listed, or requested to be deleted
     transferred_bytes: int = 0  # contents sent by creates and received by reads
     # Microseconds of attempts that have ended, failed ones too, without reads that did not wait.
     durations: Histogram = field(default_factory=Histogram, repr=False, compare=False)
+
+    def outcomes(self) -> Iterator[tuple[str, int]]:
+        """Yield how many attempts have ended, by how; each number only grows."""
+        others = {"failed": self.failures, "refused": self.refusals, "given_up": self.given_up}
+        yield "ok", self.requests - self.running - sum(others.values())
+        yield from others.items()
 
     def received(self, data: bytes) -> None:
         """Count an object, of which `data` was read."""
@@ -93,6 +109,7 @@ class CountedRequest:
         """Count an attempt, and begin to measure it."""
         record = self.record
         self.count.requests += 1
+        self.count.running += 1
         if record.ended_ns:
             record.attempts += 1
             record.ended_ns = 0
@@ -108,9 +125,13 @@ class CountedRequest:
         self._slow.begin(self.record, self._folder)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Count how long it took, and a failure, if it ended without an answer."""
-        if isinstance(error, StoreUnavailable | StoreBroken):
-            self.count.failures += 1
+        """Count how long it took, and how it ended, if not well."""
+        count = self.count
+        count.running -= 1
+        if error is not None:
+            count.failures += isinstance(error, StoreUnavailable | StoreBroken)
+            count.refusals += isinstance(error, StoreRefused)
+            count.given_up += isinstance(error, asyncio.CancelledError)
         if isinstance(error, StoreError):
             if not isinstance(error, ObjectNotFound):  # which is an answer
                 self.record.problem = error.problem
@@ -143,9 +164,8 @@ class StoreCallCounts:
         """Add the samples of these calls, which a process with this role has made."""
         for (operation, folder), count in self._counts.items():
             labels = (process, operation.value, folder)
-            answers = count.requests - count.failures
-            metrics.add("store_requests", answers, *labels, "ok")
-            metrics.add("store_requests", count.failures, *labels, "failed")
+            for outcome, attempts in count.outcomes():
+                metrics.add("store_requests", attempts, *labels, outcome)
             metrics.add("store_bytes", count.transferred_bytes, *labels)
             metrics.add_histogram("store_request_duration_seconds", count.durations, *labels)
         self.slow.add_to(metrics, process)

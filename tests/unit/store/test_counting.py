@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from shalekv.errors import ObjectNotFound, StoreUnavailable
@@ -63,3 +65,40 @@ async def test_failures_are_requests_without_an_answer() -> None:
         (Operation.GET, "wal"): Count(requests=2),
         (Operation.LIST, "wal"): Count(1, failures=1),
     }
+
+
+async def test_outcomes_only_grow() -> None:
+    """An attempt has an outcome when it has ended: what is refused or given up was never well."""
+    inner = ScriptedStore()
+    store = counted(inner)
+    hanging = asyncio.Event()
+
+    async def hang() -> int:
+        await hanging.wait()
+        raise StoreUnavailable(inner.url, "now_ms", "", "the test says so")
+
+    def outcomes() -> dict[str, int]:
+        return dict(store.counts.of(Operation.NOW_MS).outcomes())
+
+    await store.now_ms()
+    inner.now_ms = hang  # type: ignore[method-assign]
+    async with asyncio.TaskGroup() as tasks:
+        given_up, failing = (tasks.create_task(_failure_of(store)) for _ in range(2))
+        await asyncio.sleep(0)
+        assert outcomes() == {"ok": 1, "failed": 0, "refused": 0, "given_up": 0}
+        given_up.cancel()
+        hanging.set()
+    assert isinstance(failing.result(), StoreUnavailable)
+    assert outcomes() == {"ok": 1, "failed": 1, "refused": 0, "given_up": 1}
+    inner.read_fates = [Fate.FORBIDDEN]
+    with pytest.raises(ObjectNotFound):  # the answer to another attempt
+        await store.head("wal/1")
+    assert dict(store.counts.of(Operation.HEAD, "wal/1").outcomes())["refused"] == 1
+
+
+async def _failure_of(store: CasStore) -> StoreUnavailable | None:
+    try:
+        await store.now_ms()
+    except StoreUnavailable as error:
+        return error
+    return None
