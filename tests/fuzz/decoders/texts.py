@@ -60,6 +60,7 @@ from shalekv.v1 import kv_pb2
 from shalekv_client import SessionToken
 from shalekv_client.changes import to_message
 from shalekv_client.routing.tokens import InvalidToken
+from shalekv_wire.trace_context import parse_traceparent
 from tests.fuzz.decoders.decoder import Decoder
 from tests.kit.samples import DATABASE_ID, SST_ID
 
@@ -316,11 +317,26 @@ DECODERS = (
         covers=(decode_metrics,),
         decode=lambda data: decode_metrics(data).rows(),
         samples=[METRICS.encode()],
-        found=[b"[" * 100_000],
+        found=[
+            b"[" * 100_000,
+            b'[["commits",[],1' + b"0" * 400 + b"]]",
+            b'[["snapshots",[],NaN]]',
+            b'[["commit_group_commits",[],[1' + b"0" * 400 + b",[1]]]]",
+        ],
         errors=(ValueError,),
     ),
     _text("URL", parse_url, InvalidUrl, "s3://bucket/a%20b", "file:///var/lib", "memory://x"),
     _text("place of an election", parse_place, InvalidSetting, "bucket", "etcds://a:1,[::1]:2/key"),
+    Decoder(
+        name="name of a span",
+        covers=(parse_traceparent,),
+        decode=lambda data: parse_traceparent(text_of(data)),
+        samples=[
+            f"00-{'0f' * 16}-{'0f' * 8}-01".encode(),
+            f"01-{'0f' * 16}-{'0f' * 8}-00-x".encode(),
+        ],
+        errors=(),
+    ),
     _text("session token", SessionToken.parse, InvalidToken, TOKEN),
     _text("member", Member.parse, ValueError, f"{'0f' * 16}@keeper:7655"),
     Decoder(
