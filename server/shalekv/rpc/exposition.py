@@ -45,8 +45,7 @@ class Exposition:
 
     async def text(self, metrics: Metrics, accept: str) -> tuple[bytes, str]:
         """Return all samples in a format that the header `Accept` allows, and its media type."""
-        _, content_type = choose_encoder(accept)
-        is_open = content_type.startswith("application/openmetrics-text")
+        is_open = _prefers_open(accept)
         pieces: list[str] = []
         known, used = self._lines, dict[tuple[str, Labels], Sequence[str]]()
         turn_us = 0
@@ -67,6 +66,14 @@ class Exposition:
         self._lines = used
         pieces.append(_END if is_open else "")
         return "".join(pieces).encode(), openmetrics.CONTENT_TYPE_LATEST if is_open else PLAIN
+
+
+def _prefers_open(accept: str) -> bool:
+    try:
+        _, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # of a version that is no number
+        return False
+    return content_type.startswith("application/openmetrics-text")
 
 
 def sample_name(family: Family) -> str:
@@ -105,7 +112,9 @@ def _head(name: str, *, is_open: bool) -> str:
 
 def _lines_of(family: Family, values: Labels) -> Sequence[str]:
     """Return the lines of a sample without its values."""
-    metric, labels = _metric(family), dict(zip(family.labels, values, strict=True))
+    # Paths of files, and names that others give, may have what is no Unicode.
+    clean = (value.encode(errors="backslashreplace").decode() for value in values)
+    metric, labels = _metric(family), dict(zip(family.labels, clean, strict=True))
     if family.kind is MetricType.HISTOGRAM:
         for bound in (*(repr(bound) for _, bound in bounds_of(family)), "+Inf"):
             metric.add_sample(f"{metric.name}_bucket", {**labels, "le": bound}, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -101,6 +102,7 @@ class HttpEndpoint:
         self._open_services = open_services
         self._problem: Problem = lambda _: None
         self._scrapes = 0
+        self._refusals = Counter[str]()  # by the reason of their error
         self._connections: dict[asyncio.Task[None], None] = {}  # the oldest is the first
         self._door = listen if isinstance(listen, Door) else None
         self._sockets = [] if isinstance(listen, Door) else bind(listen)
@@ -125,6 +127,11 @@ class HttpEndpoint:
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._door.open_for(FOR_METRICS, socket.socket.close)
+
+    def collect(self, metrics: Metrics) -> None:
+        """Add the requests that were refused."""
+        for reason, refusals in self._refusals.items():
+            metrics.add("refusals", refusals, reason)
 
     def close(self) -> None:
         """Give up the port. REQUIRES: `run` has ended, or never began."""
@@ -195,11 +202,10 @@ class HttpEndpoint:
             try:
                 response = await answer(request)
             except ShaleError as error:
+                self._refusals[error.reason] += 1
                 response = _refusal(error)
         response.headers[hdrs.CACHE_CONTROL] = "no-store"
-        response.headers[hdrs.SERVER] = "shalekv"  # not the versions of what it is made of
-        response.force_close()
-        return response
+        return _last(response)
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         caller = await self._allowed(request)
@@ -275,6 +281,20 @@ class _Connection(web.RequestHandler):
         )
         self.ended = asyncio.Event()
 
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what is no HTTP, of which the log has no line: anybody can send that."""
+        del request, message  # which repeats what was sent
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            _log.error("unexpected error of a request for metrics", exc_info=exc)
+            return _last(_text(HTTPStatus(status), "unexpected error: the log has it"))
+        return _last(_text(HTTPStatus(status), "this port answers GET and HEAD of HTTP/1.1"))
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """Note the end."""
         super().connection_lost(exc)
@@ -286,6 +306,13 @@ def _refusal(error: ShaleError) -> web.Response:
     response = _text(_STATUSES.get(code, HTTPStatus.SERVICE_UNAVAILABLE), str(error))
     if code is StatusCode.UNAUTHENTICATED:
         response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
+    return response
+
+
+def _last(response: web.StreamResponse) -> web.StreamResponse:
+    """Make a response the last of its connection, and do not tell what this server is made of."""
+    response.headers[hdrs.SERVER] = "shalekv"
+    response.force_close()
     return response
 
 

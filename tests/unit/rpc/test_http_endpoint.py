@@ -14,7 +14,12 @@ from aiohttp import ClientError, ClientSession, TCPConnector
 
 from shalekv.errors import StandingBy
 from shalekv.protocol.access import Policy, Principal, Verb
-from shalekv.rpc.http_endpoint import CONNECTIONS_MAX, SCRAPES_MAX, HttpEndpoint
+from shalekv.rpc.http_endpoint import (
+    CONNECTIONS_MAX,
+    HEADER_BYTES_MAX,
+    SCRAPES_MAX,
+    HttpEndpoint,
+)
 from shalekv.rpc.server import Server
 from shalekv.server.access.guard import Guard
 from shalekv.server.access.identity import Credentials, Identity
@@ -141,6 +146,39 @@ async def test_other_requests() -> None:
         assert (role.status, role.text) == (400, "role: is `reader`, `writer`, or left out\n")
 
 
+NO_HTTP = (
+    b"\x00\x01\r\n\r\n",
+    b"GET /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"GET /metrics HTTP/1.1\r\nX: " + b"a" * HEADER_BYTES_MAX + b"\r\n\r\n",
+    b"GET /livez HTTP/1.0\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n",
+    b"GET http://a:99999999/metrics HTTP/1.1\r\nHost: a\r\n\r\n",
+)
+
+
+@pytest.mark.parametrize("sent", NO_HTTP)
+async def test_what_is_no_request_leaves_no_trace(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is refused once, without what this server is made of, and strangers fill no log."""
+    async with endpoint() as it:
+        host, _, port = it.endpoint.listen.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        head, _, text = (await reader.read()).decode().partition("\r\n\r\n")
+        writer.close()
+    assert head.startswith("HTTP/1.0 400 Bad Request\r\n")
+    assert "Server: shalekv" in head
+    assert text == "this port answers GET and HEAD of HTTP/1.1\n"
+    assert not caplog.records
+
+
+async def test_formats_that_nobody_knows() -> None:
+    """Who asks for a version that is no number gets the text of Prometheus."""
+    async with endpoint() as it:
+        odd = await it.ask("/metrics", Accept="application/openmetrics-text; version=x")
+    assert (odd.status, odd.headers["Content-Type"][:10]) == (200, "text/plain")
+
+
 async def test_readiness_is_that_of_the_health_checks() -> None:
     """A process is live from the beginning, and ready as its health checks say, with the cause."""
     trouble = Trouble("store unreachable", "s3://secret/place does not answer", 0.0)
@@ -180,6 +218,9 @@ async def test_callers_need_to_be_allowed_anything_at_all() -> None:
         reader = await it.ask("/metrics", Authorization=BEARER + "reader")
         root = await it.ask("/metrics", Authorization=BEARER + "root")
         assert (await it.ask("/livez")).status == 200
+        it.endpoint.collect(refused := Metrics())
+    assert refused.get("refusals", "UNAUTHENTICATED") == 2
+    assert refused.get("refusals", "PERMISSION_DENIED") == 1
     assert "shalekv_commits_total" in reader.text
     assert "commits_total" in root.text
     for secret in ("users/", "token:root", "wal/1"):

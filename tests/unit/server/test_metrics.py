@@ -122,6 +122,19 @@ async def test_a_reader_and_a_safekeeper_expose_what_prometheus_reads(tmp_path: 
     assert found["safekeeper_disk_free_bytes"].samples[0].value > 0
 
 
+async def test_labels_are_escaped() -> None:
+    """Whatever a name has in it, it is one label of one line, and no scrape fails because of it."""
+    names = ('token:"a"\n} 7', "jwt:\\", "cert:\udcff\r", "ü")
+    metrics = Metrics()
+    for name in names:
+        metrics.add("principal_calls", 1, name)
+    text, _ = await Exposition().text(metrics, OPEN)
+    families = text_string_to_metric_families(text.decode())  # type: ignore[no-untyped-call]
+    (found,) = (family.samples for family in families)
+    shown = {each.labels["principal"] for each in found}
+    assert shown == {*names} - {names[2]} | {"cert:\\udcff\r"}
+
+
 def test_names_are_an_interface() -> None:
     """Names, types, units and labels are those of the golden file: dashboards rely on them."""
     golden = (Path(__file__).parent / "metrics.golden.txt").read_text()

@@ -19,6 +19,7 @@ from shalekv.errors import InvalidSetting
 from shalekv.rpc.certificate_expiry import CertificateExpiry
 from shalekv.rpc.native_server import Door
 from shalekv.rpc.server import Server
+from shalekv.rpc.standard_services import WHOLE_SERVER
 from shalekv.settings import (
     CollectorConfig,
     CompactorConfig,
@@ -84,6 +85,7 @@ async def bound(
     ) as endpoint:
         server = bind()
         sources.add(server.collect)
+        sources.add(endpoint.collect)
         if access is not None:
             sources.add(access.guard.collect)
         sources.add(CertificateExpiry(settings.tls).collect)
@@ -108,8 +110,16 @@ async def serving_alone(
         return
     with closing(_bind(settings.telemetry.metrics, sources, tls=settings.tls)) as endpoint:
         announce_metrics(endpoint.url, settings.server)
-        async with running_beside(endpoint.run(lambda _: None)):
-            yield
+        sources.add(endpoint.collect)
+        sources.add(CertificateExpiry(settings.tls).collect)
+        with LoopLag().measuring() as lag:
+            sources.add(lag.collect)
+            async with running_beside(endpoint.run(_problem_without_calls)):
+                yield
+
+
+def _problem_without_calls(service: str) -> str | None:
+    return None if service == WHOLE_SERVER else "this process answers no such calls"
 
 
 def refuse_exposed_metrics(
