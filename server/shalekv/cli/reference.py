@@ -65,14 +65,16 @@ as well; `shalekv compactor` and `shalekv collector` have the flag for when they
 ```yaml
 scrape_configs:
   - job_name: shalekv
-    static_configs: [{targets: ["127.0.0.1:9464"]}]
+    static_configs: [{targets: ["127.0.0.1:9654"]}]
     # With --tls-cert: `scheme: https` and `tls_config`. With tokens: `authorization`.
 ```
 
 The port has the TLS and the callers of `--listen`: certificates of clients, or
 `Authorization: Bearer`. Once an access policy is enforced, a caller that is allowed anything at all
 may read `/metrics`. Metrics with the labels `principal`, `prefix` or `object` are shown to callers
-with the verb `admin` alone. Until a process has read the policy, it answers 503.
+with the verb `admin` alone. Safekeepers, compactors and collectors know no tokens: their port takes
+certificates of clients with `--tls-client-ca`, and else everybody. Until a process has read the
+policy, it answers 503.
 
 Names, types, labels and units are an interface: they change as the API does. Samples are made when
 they are asked for, from counters; what is gone, such as a member or a level, has none. Counters

@@ -40,13 +40,13 @@ def add_status(metrics: Metrics, status: admin_pb2.StatusReply) -> None:
 
 def add_pins(metrics: Metrics, pinned: Iterable[PinnedBytes], now_ms: int) -> None:
     """Add the snapshots that have not expired. `now_ms` is logical time."""
-    count, alone_bytes, oldest_ms = 0, 0, now_ms
+    alone, oldest_ms = list[int | None](), now_ms
     for each in pinned:
-        count += 1
-        alone_bytes += each.alone_bytes or 0
+        alone.append(each.alone_bytes)
         oldest_ms = min(oldest_ms, each.snapshot.created_ms or now_ms)
-    metrics.add("snapshots", count)
-    metrics.add("pinned_bytes", alone_bytes)
+    metrics.add("snapshots", len(alone))
+    if None not in alone:  # else it is not known yet
+        metrics.add("pinned_bytes", sum(filter(None, alone)))
     metrics.add("oldest_pin_age_seconds", (now_ms - oldest_ms) / MS_PER_S)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -74,7 +75,8 @@ _ALL = (
     Family(
         "refusals",
         MetricType.COUNTER,
-        "Calls and operations that were refused, by the reason in their error.",
+        "Calls, operations, and requests to the port of metrics that were refused, by the reason "
+        "in their error.",
         ("reason",),
     ),
     Family("slow_calls", MetricType.COUNTER, "Calls that took longer than --slow-ms.", ("method",)),
@@ -104,7 +106,8 @@ _ALL = (
     Family(
         "store_requests",
         MetricType.COUNTER,
-        "Attempts of requests to the object store.",
+        "Attempts of requests to the object store that have ended: ok, failed (no answer), refused "
+        "(by the store), given_up (by this process).",
         ("process", "operation", "folder", "outcome"),
     ),
     Family(
@@ -174,7 +177,10 @@ _ALL = (
         ("prefix",),
     ),
     Family(
-        "prefix_calls", MetricType.COUNTER, "Calls for keys with a prefix, estimated.", ("prefix",)
+        "prefix_calls",
+        MetricType.COUNTER,
+        "Calls that were charged to a prefix; of a group of commits, an estimate.",
+        ("prefix",),
     ),
     # state of the database
     Family(
@@ -187,21 +193,21 @@ _ALL = (
     Family(
         "uncompacted_bytes",
         MetricType.GAUGE,
-        "Memory of what is not in the levels.",
+        "Memory of data that is not in the levels yet.",
         (),
         MergeRule.MAX,
     ),
     Family(
         "uncompacted_wal_objects",
         MetricType.GAUGE,
-        "WAL objects not in the levels.",
+        "WAL objects whose data is not in the levels yet.",
         (),
         MergeRule.MAX,
     ),
     Family(
         "compaction_debt_bytes",
         MetricType.GAUGE,
-        "Bytes that compactions have to read.",
+        "Bytes that compactions have to read until each level has its size.",
         (),
         MergeRule.MAX,
     ),
@@ -210,23 +216,36 @@ _ALL = (
     Family(
         "read_amplification",
         MetricType.GAUGE,
-        "Sorted runs that a read searches.",
+        "Sorted runs that a read may have to search: SSTs of L0, and levels.",
         (),
         MergeRule.MAX,
     ),
     Family(
         "space_amplification",
         MetricType.GAUGE,
-        "Bytes stored for one of the last level.",
+        "Bytes of all levels for one byte of the last level.",
         (),
         MergeRule.MAX,
     ),
     Family("snapshots", MetricType.GAUGE, "Snapshots that have not expired.", (), MergeRule.MAX),
-    Family("pinned_bytes", MetricType.GAUGE, "Bytes that only snapshots keep.", (), MergeRule.MAX),
+    Family(
+        "pinned_bytes",
+        MetricType.GAUGE,
+        "Bytes that one snapshot keeps and nothing else does, of all snapshots; missing until a "
+        "status has read what they keep.",
+        (),
+        MergeRule.MAX,
+    ),
     Family(
         "oldest_pin_age_seconds", MetricType.GAUGE, "Age of the oldest snapshot.", (), MergeRule.MAX
     ),
-    Family("database_epoch", MetricType.GAUGE, "The epoch of the writer.", (), MergeRule.MAX),
+    Family(
+        "database_epoch",
+        MetricType.GAUGE,
+        "The epoch of the newest writer that is known; it grows when a writer opens.",
+        (),
+        MergeRule.MAX,
+    ),
     # reads, caches and memory
     Family(
         "cache_lookups", MetricType.COUNTER, "Lookups in a cache: hit or miss.", ("cache", "result")
@@ -239,15 +258,21 @@ _ALL = (
         "Lookups that a filter answered (negative), or let through in vain (false_positive).",
         ("result",),
     ),
-    Family("memory_bytes", MetricType.GAUGE, "Memory of a component.", ("component",)),
-    Family("memory_max_bytes", MetricType.GAUGE, "The budget of a component.", ("component",)),
+    Family("memory_bytes", MetricType.GAUGE, "Memory that a component uses.", ("component",)),
+    Family(
+        "memory_max_bytes", MetricType.GAUGE, "Memory that a component may use.", ("component",)
+    ),
     # readers and watches
     Family(
         "reader_gaps", MetricType.COUNTER, "Waits for a WAL object although later ones were there."
     ),
     Family("reader_gap_seconds", MetricType.COUNTER, "Total time of these waits."),
     Family("watches", MetricType.GAUGE, "Watches that are open."),
-    Family("watch_buffered_bytes", MetricType.GAUGE, "Bytes that wait to be taken by watches."),
+    Family(
+        "watch_buffered_bytes",
+        MetricType.GAUGE,
+        "Bytes of changes that clients of watches have not taken yet.",
+    ),
     Family(
         "watches_cut", MetricType.COUNTER, "Watches that were closed because they were too slow."
     ),
@@ -274,7 +299,12 @@ _ALL = (
     Family("child_starts", MetricType.COUNTER, "Starts of a child process.", ("child",)),
     Family("child_crashes", MetricType.COUNTER, "Ends of a child process by an error.", ("child",)),
     # compactor and collector
-    Family("compactions", MetricType.COUNTER, "Merges that were published.", ("kind",)),
+    Family(
+        "compactions",
+        MetricType.COUNTER,
+        "Compactions that were published: of the wal, of levels, or a move of SSTs as they are.",
+        ("kind",),
+    ),
     Family(
         "compaction_bytes",
         MetricType.COUNTER,
@@ -283,12 +313,18 @@ _ALL = (
     ),
     Family("compaction_failures", MetricType.COUNTER, "Merges that have failed."),
     Family("collected_objects", MetricType.COUNTER, "Objects that the collector has deleted."),
-    Family("collections", MetricType.COUNTER, "Runs of the collector: ok or failed.", ("outcome",)),
+    Family(
+        "collections",
+        MetricType.COUNTER,
+        "Runs of the collector over a database: ok or failed.",
+        ("outcome",),
+    ),
     # elections and fencing
     Family(
         "elections",
         MetricType.COUNTER,
-        "Terms of this process, by how they ended: started, lost, fenced, failed.",
+        "Terms of this process: started, and those that others than a stop have ended: lost (the "
+        "lease), fenced (by another writer), failed.",
         ("event",),
     ),
     Family(
@@ -298,7 +334,11 @@ _ALL = (
         (),
         MergeRule.MIN,
     ),
-    Family("fenced", MetricType.COUNTER, "Times that another process has taken over."),
+    Family(
+        "fenced",
+        MetricType.COUNTER,
+        "Times that another process has taken the database over from this one.",
+    ),
     # safekeepers
     Family(
         "safekeeper_connected",
@@ -317,7 +357,7 @@ _ALL = (
     Family(
         "quorum_unarchived_bytes",
         MetricType.GAUGE,
-        "Bytes of records not in the store yet.",
+        "Bytes of records on safekeepers that are not in the store yet.",
         (),
         MergeRule.MAX,
     ),
@@ -334,7 +374,11 @@ _ALL = (
         ("database",),
     ),
     Family(
-        "safekeeper_disk_free_bytes", MetricType.GAUGE, "Free bytes of the disk.", (), MergeRule.MIN
+        "safekeeper_disk_free_bytes",
+        MetricType.GAUGE,
+        "Free bytes of the disk with the logs.",
+        (),
+        MergeRule.MIN,
     ),
     # security, audit, traces
     Family(
@@ -450,9 +494,17 @@ def _add_decoded(metrics: Metrics, name: str, labels: list[str], sample: Any) ->
         total, buckets = sample
         histogram = Histogram()
         histogram.merge(map(int, buckets), int(total))
+        _check_finite(*histogram.buckets, histogram.total)
         metrics.add_histogram(name, histogram, *map(str, labels))
     else:
-        metrics.add(name, sample + 0, *map(str, labels))  # a number, or TypeError
+        _check_finite(sample)
+        metrics.add(name, sample + 0, *map(str, labels))
+
+
+def _check_finite(*numbers: Any) -> None:
+    """Raise ValueError, OverflowError or TypeError for what cannot be written as a float."""
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("these are no metrics: a sample is not finite")
 
 
 def _checked(name: str, labels: Labels) -> Family:
