@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from shalekv.telemetry.contained import contained
 from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.prices import PriceList
 
@@ -168,6 +169,7 @@ class Costs:
         self._principals = Accounts()
         self._prefixes = Accounts()
 
+    @contained
     def charge(
         self, method: str, principal: str, key: bytes, sent: Mapping[str, int], calls: int = 1
     ) -> None:

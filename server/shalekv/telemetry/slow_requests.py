@@ -12,6 +12,7 @@ from typing import NamedTuple
 import structlog
 
 from shalekv.telemetry.activity import StoreRequest
+from shalekv.telemetry.contained import contained
 from shalekv.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
@@ -84,6 +85,7 @@ class SlowRequests:
             waiting_calls = request.waiting_calls
             metrics.add("slowest_store_request_waiting_calls", waiting_calls, *labels)
 
+    @contained
     def _keep(self, attempt: SlowAttempt) -> None:
         self._ended = _slowest([*self._ended, attempt], attempt.seen_ns)
         if self._logged_ns is not None and attempt.seen_ns - self._logged_ns < LOG_PAUSE_NS:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter_ns
 
 from shalekv.telemetry.activity import CURRENT, STAGES, CommitActivity
+from shalekv.telemetry.contained import contained
 from shalekv.telemetry.histogram import Histogram
 from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.tracing import Tracer
@@ -106,6 +107,7 @@ class LogStats:
         """Note that a group has failed."""
         self._end(group, problem)
 
+    @contained
     def _end(self, group: Group, problem: str = "") -> None:
         if self._tracer is not None:
             self._tracer.end_commit(group.activity, problem)
