@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shalekv.concurrency import fail
 from shalekv.errors import OutcomeUnknown, Overloaded, WriteTimedOut
 from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget
+from shalekv.telemetry.activity import CURRENT, CallActivity
 from shalekv.write.logical_time import LogicalTime
 from shalekv.write.pending_replies import PendingReplies, PendingReply
 from tests.kit.inline_runtime import InlineClock, finish
@@ -23,7 +24,7 @@ def waits() -> asyncio.Future[int]:
 
 async def test_all_waiting_calls_end_once() -> None:
     """When no answer can come, waiting calls end with an unknown outcome, and only once."""
-    replies = PendingReplies(lambda: "", lambda: None)
+    replies = PendingReplies(lambda: "")
     early, late, last = waits(), waits(), waits()
     for future in (early, late, last):
         replies.begin(future)
@@ -39,7 +40,7 @@ async def test_all_waiting_calls_end_once() -> None:
 
 async def test_callers_that_have_gone_are_ignored() -> None:
     """A call that was cancelled, or ended before it began to wait, is not counted."""
-    replies = PendingReplies(lambda: "", lambda: None)
+    replies = PendingReplies(lambda: "")
     gone, done = waits(), waits()
     replies.begin(gone)
     gone.cancel()
@@ -54,7 +55,7 @@ async def test_callers_that_have_gone_are_ignored() -> None:
 
 async def test_a_call_with_a_deadline_ends_in_time_with_the_cause() -> None:
     """A call fails at its deadline with the cause, once; earlier answers and other calls do not."""
-    replies = PendingReplies(lambda: "the disk is full", lambda: None)
+    replies = PendingReplies(lambda: "the disk is full")
     late, early, endless = waits(), waits(), waits()
     replies.begin(late, within_ms=5)
     replies.begin(early, within_ms=5)
@@ -65,6 +66,18 @@ async def test_a_call_with_a_deadline_ends_in_time_with_the_cause() -> None:
         await late
     assert not replies.end(late)
     assert (await early, len(replies), endless.done()) == (1, 1, False)
+
+
+async def test_the_deadline_of_many_calls_has_the_context_of_none() -> None:
+    """What is logged and charged at a deadline is not that of the call that came first."""
+    replies = PendingReplies(lambda: "")
+    CURRENT.set(CallActivity(0))
+    late = PendingReply(bytes.decode)
+    replies.begin(late, within_ms=5)
+    CURRENT.set(None)
+    found: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    late.add_done_callback(lambda _: found.set_result(CURRENT.get()))
+    assert await found is None
 
 
 async def test_a_reply_completes_its_call_within_the_log() -> None:

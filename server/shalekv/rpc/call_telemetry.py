@@ -8,7 +8,7 @@ beginning, and is then answered in a context of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -20,7 +20,8 @@ from shalekv.rpc.call_counts import CallCounts, NowNs
 from shalekv.rpc.calls import ServerCall, named
 from shalekv.server.access.audit import first_key, hash_of_key
 from shalekv.server.service import Call
-from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity
+from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity, StoreRequest
+from shalekv.telemetry.contained import contained
 from shalekv.telemetry.costs import Costs
 from shalekv.telemetry.slow_calls import EndedCall, SlowCalls
 from shalekv.telemetry.tracing import Tracer
@@ -110,7 +111,10 @@ class NotedStream:
 
 
 class CallTelemetry:
-    """What is noted of the calls of one adapter; traces and slow calls are of the process."""
+    """What is noted of the calls of one adapter; traces and slow calls are of the process.
+
+    No call fails because of it.
+    """
 
     def __init__(self, recorders: Recorders) -> None:
         """Begin without counts."""
@@ -121,6 +125,7 @@ class CallTelemetry:
         self.costs = recorders.costs
         self.now_ns = self.counts.now_ns
 
+    @contained
     def begin_traced(self, noted: NotedCall, request: Message, call: ServerCall | None) -> None:
         """Begin the span of a call, which is sampled. An operation has no `call` of its own."""
         assert self.tracer is not None
@@ -131,6 +136,7 @@ class CallTelemetry:
         if call is not None and not call.names.trace_id:
             call.set_header((*call.names.echo(), (TRACE_ID, activity.trace_id)))
 
+    @contained
     def end(
         self,
         noted: NotedCall,
@@ -142,15 +148,18 @@ class CallTelemetry:
 
         `reply` is what it has waited for: for its commit alone, if that is a `PendingReply`.
         """
-        commit = None if noted.activity is None else noted.activity.commit
+        commit = behind = None
         if isinstance(reply, PendingReply):
-            commit = reply.activity
+            commit, behind = reply.activity, reply.queued_behind()
             noted.key = noted.key or reply.first_key
+        elif noted.activity is not None:
+            commit, behind = noted.activity.commit, noted.activity.queued_behind
         self._end_span(noted, code, commit)
         self._charge(noted)
         if ended_ns - noted.began_ns > self.slow_ns:
-            self._note(noted, ended_ns, code, commit)
+            self._note(noted, ended_ns, code, commit, behind)
 
+    @contained
     def end_stream(self, stream: NotedStream, code: StatusCode) -> None:
         """Do the same for a stream of replies."""
         stream.pause()
@@ -159,7 +168,7 @@ class CallTelemetry:
         self._charge(noted)
         if stream.slowest_ns > self.slow_ns:
             noted.began_ns = ended_ns - stream.spent_ns
-            self._note(noted, ended_ns, code, None)
+            self._note(noted, ended_ns, code)
 
     def _end_span(self, noted: NotedCall, code: StatusCode, commit: CommitActivity | None) -> None:
         activity = noted.activity
@@ -175,7 +184,12 @@ class CallTelemetry:
             self.costs.charge(noted.method, noted.call.principal, noted.key, activity.sent)
 
     def _note(
-        self, noted: NotedCall, ended_ns: int, code: StatusCode, commit: CommitActivity | None
+        self,
+        noted: NotedCall,
+        ended_ns: int,
+        code: StatusCode,
+        commit: CommitActivity | None = None,
+        queued_behind: Sequence[StoreRequest] | None = None,
     ) -> None:
         call, key_hash = noted.call, ""
         if noted.key:
@@ -190,6 +204,7 @@ class CallTelemetry:
                 ended_ns,
                 noted.activity,
                 commit,
+                queued_behind,
             )
         )
 

@@ -44,7 +44,7 @@ from shalekv.server.transactions import (
     hash_of_request,
 )
 from shalekv.store.reachability import Reachability
-from shalekv.telemetry.activity import ADMISSION, READ_SET, TURN, Wait
+from shalekv.telemetry.activity import ADMISSION, READ_SET, TURN, StoreRequest, Wait
 from shalekv.telemetry.costs import Costs
 from shalekv.v1 import kv_pb2
 from shalekv.write.commit import (
@@ -56,6 +56,7 @@ from shalekv.write.commit import (
     changes_bytes,
 )
 from shalekv.write.engine import WriterEngine
+from shalekv.write.group_commit import GroupCommit
 from shalekv.write.idempotency import AppliedRequest, RequestInFlight, key_of_principal
 from shalekv.write.pending_replies import PendingReplies, PendingReply, still_unknown
 
@@ -90,6 +91,7 @@ async def archived_reply(
 class _Settling(NamedTuple):
     """What the replies of all writes need when their commits are settled."""
 
+    log: GroupCommit
     waiting: PendingReplies
     encoder: ReplyEncoder
     costs: Costs
@@ -134,11 +136,26 @@ class _WriteReply(PendingReply[ReplyT]):
         entries = self.commit.entries if self.commit is not None else ()
         return entries[0].key if entries else b""
 
+    def queued_behind(self) -> Sequence[StoreRequest] | None:
+        """Implement `PendingReply`."""
+        if self.commit is None or self.activity is not None:
+            return None
+        ahead = self._settling.log.oldest_in_flight
+        return () if ahead is None else ahead.requests
+
     def cancel(self) -> bool:
-        """Give up, and note the group that is waited for now."""
-        if self.outcome is None:
-            self.activity = self._settling.waiting.awaited()
+        """Give up, and note the group that is waited for."""
+        self._note_group()
         return super().cancel()
+
+    def set_exception(self, error: ShaleError) -> None:
+        """Complete the call with an error, and note the group that was waited for."""
+        self._note_group()
+        super().set_exception(error)
+
+    def _note_group(self) -> None:
+        if self.outcome is None and self.commit is not None:
+            self.activity = self._settling.log.group_of(self.commit)
 
     def settle(self, outcome: Receipt | ShaleError) -> None:
         """Complete the reply with the outcome of the commit, unless the caller has gone."""
@@ -235,7 +252,9 @@ class Writes:
         self._store = store
         self._engine = engine
         self._clock = clock
-        self._settling = _Settling(engine.log.pending_replies, ReplyEncoder(header), costs)
+        self._settling = _Settling(
+            engine.log, engine.log.pending_replies, ReplyEncoder(header), costs
+        )
         self._header = header
         self._log, self._admission = engine.log, engine.log.admission
         self._queue = FifoLock()

@@ -15,6 +15,7 @@ Times are of `time.perf_counter_ns`, or of the clock that the process has in its
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextvars import ContextVar
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -101,16 +102,16 @@ class SharedActivity(Activity):
     def __init__(self, owner: Activity | None) -> None:
         """`owner` is the activity of the task; None: it has none."""
         super().__init__(0 if owner is None else owner.began_ns)
-        self._waiting: list[Activity] = []
+        self._waiting: dict[Activity, None] = {}
         if owner is not None:
             self.sent = owner.sent
-            self._waiting.append(owner)
+            self._waiting[owner] = None
 
     def join(self, activity: Activity | None) -> None:
         """Let one more activity wait, if it does not already."""
         if activity is None or activity in self._waiting:
             return
-        self._waiting.append(activity)
+        self._waiting[activity] = None
         for request in self.requests:
             activity.wait_for(request)
 
@@ -129,6 +130,7 @@ class CallActivity(Activity):
         "blocks_fetched",
         "commit",
         "parent",
+        "queued_behind",
         "ssts_searched",
         "trace_id",
         "waited_ns",
@@ -140,6 +142,8 @@ class CallActivity(Activity):
         self.parent = parent
         self.trace_id = "" if parent is None else parent.trace_id  # 32 hexadecimal digits
         self.commit: CommitActivity | None = None  # the commit that made it durable
+        # Requests of the log that its commit waits for in the queue; None: it is in no queue.
+        self.queued_behind: Sequence[StoreRequest] | None = None
         self.waited_ns: Counter[str] = Counter()  # for admission, a read set, a turn, and so on
         self.ssts_searched = 0
         self.blocks_cached = 0  # blocks that were at hand: in memory, or in a file that is open

@@ -15,6 +15,7 @@ import asyncio
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from shalekv.clock import Clock
 from shalekv.telemetry.activity import (
     ADMISSION,
     READ_SET,
+    STAGES,
     TURN,
     CallActivity,
     CommitActivity,
@@ -36,8 +38,9 @@ LINES_MAX, LINES_TIME_MS = 10, 60_000
 REQUESTS_SHOWN_MAX = 8  # of each call
 BLOCKERS_MAX = 8  # requests of other calls that are remembered
 OTHER = "other"  # the time that no stage explains: of the event loop, and of this process
+QUEUED = STAGES[0]
 # Stages in which a call waits for calls before it.
-_IN_LINE = (ADMISSION, TURN, "queued")
+_IN_LINE = (ADMISSION, TURN, QUEUED)
 _NS_PER_MS = 1_000_000
 
 _log = structlog.get_logger(__name__)
@@ -79,6 +82,8 @@ class EndedCall:
     ended_ns: int
     activity: CallActivity | None  # None: it was answered without a task
     commit: CommitActivity | None  # None: it has waited for none
+    # Requests of the log that its commit was queued behind at the end; None: it was in no queue.
+    queued_behind: Sequence[StoreRequest] | None = None
 
     def stages(self) -> Iterator[tuple[str, int]]:
         """Yield where the time went, in nanoseconds, in the order of time."""
@@ -89,7 +94,7 @@ class EndedCall:
                 yield name, duration_ns
         other_ns = self.ended_ns - self.began_ns - explained_ns
         if other_ns > 0:
-            yield OTHER, other_ns
+            yield OTHER if self.queued_behind is None else QUEUED, other_ns
 
     def requests(self) -> list[StoreRequest]:
         """Return the requests to the store that it has waited for, the slowest first."""
@@ -119,18 +124,17 @@ class EndedCall:
         commit = self.commit
         if commit is None:
             return
-        queued_ns = max(commit.queued_ns, self.began_ns)
-        times = (
-            ("queued", queued_ns, commit.began_ns),
-            ("encoded", commit.began_ns, commit.encoded_ns),
-            ("stored", commit.encoded_ns, commit.stored_ns),
-        )
-        for name, began_ns, ended_ns in times:
-            yield name, min(ended_ns or self.ended_ns, self.ended_ns) - began_ns
-            if not ended_ns:
+        reached_ns = max(commit.queued_ns, self.began_ns)  # copies of a request may come later
+        ends = (commit.began_ns, commit.encoded_ns, commit.stored_ns, commit.visible_ns)
+        for stage, stage_ended_ns in zip(STAGES, ends, strict=True):
+            is_last = stage == STAGES[-1]  # for which calls do not wait
+            if is_last and not 0 < stage_ended_ns <= self.ended_ns:
                 return
-        if commit.stored_ns < commit.visible_ns <= self.ended_ns:
-            yield "visible", commit.visible_ns - commit.stored_ns
+            ended_ns = min(stage_ended_ns or self.ended_ns, self.ended_ns)
+            yield stage, max(ended_ns - reached_ns, 0)
+            reached_ns = max(reached_ns, ended_ns)
+            if not stage_ended_ns:
+                return
 
 
 class SlowCalls:
@@ -165,7 +169,8 @@ class SlowCalls:
         if self._lines >= LINES_MAX:
             if not self._left_out:
                 left_s = (self._until_ms - now_ms) / 1_000
-                asyncio.get_running_loop().call_later(left_s, self._sum_up)
+                loop = asyncio.get_running_loop()
+                loop.call_later(left_s, self._sum_up, context=Context())  # it is of no call
             self._left_out[ended.method] += 1
             return
         self._lines += 1
@@ -224,7 +229,7 @@ class SlowCalls:
             return waited
         behind = [
             each
-            for each in self._blockers
+            for each in (*self._blockers, *(ended.queued_behind or ()))
             if each.began_ns < ended.ended_ns and (each.ended_ns or ended.ended_ns) > ended.began_ns
         ]
         if not behind:

@@ -245,7 +245,7 @@ class GroupCommit:
         self.pending_writes = pending_writes
         self.stats = LogStats(tracer)
         wal.begin(next_wal_id)
-        self.pending_replies = PendingReplies(self._explain, self._awaited)
+        self.pending_replies = PendingReplies(self._explain)
 
     @property
     def groups_in_flight(self) -> int:
@@ -349,6 +349,19 @@ class GroupCommit:
             self.pending_writes.remove(commit)
             self.admission.release(commit.size_bytes)
             commit.succeed(seq=self.watermark.landed_seq, wal_id=self.watermark.wal_id)
+
+    def group_of(self, commit: Commit) -> CommitActivity | None:
+        """Return the group of a commit that is not settled; None: it is still in the queue."""
+        for group in reversed(self._groups.values()):
+            if group.commits[0].seq <= commit.seq <= group.commits[-1].seq:
+                return group.activity
+        return None
+
+    @property
+    def oldest_in_flight(self) -> CommitActivity | None:
+        """The group that commits in the queue wait for; None: there is none."""
+        in_flight = self._state.in_flight
+        return self._groups[in_flight[0].position].activity if in_flight else None
 
     async def run(self) -> None:
         """Flush until the log is closed or stopped and all uploads have ended.
@@ -532,11 +545,6 @@ class GroupCommit:
         if trouble is None:
             return f"{self.wal.storage_name} has not answered yet"
         return trouble.text(self._clock.monotonic_ms())
-
-    def _awaited(self) -> CommitActivity | None:
-        """The oldest group in flight."""
-        in_flight = self._state.in_flight
-        return self._groups[in_flight[0].position].activity if in_flight else None
 
     def _fail(self, commit: Commit, error: ShaleError) -> None:
         """Report and settle a commit that was accepted and is lost."""

@@ -8,13 +8,14 @@ continues, and may be applied.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from contextvars import Context
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from shalekv.concurrency import Waiter, complete, fail, new_waiter
 from shalekv.errors import OutcomeUnknown, ShaleError, WriteTimedOut
-from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity
+from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity, StoreRequest
 
 TICK_MS = 10
 
@@ -45,6 +46,10 @@ class PendingReply(Generic[MessageT]):
     def first_key(self) -> bytes:
         """The first key that the commit changes; empty: there is none."""
         return b""
+
+    def queued_behind(self) -> Sequence[StoreRequest] | None:
+        """Return the requests that its commit waits for in the queue; None: it is in no queue."""
+        return None
 
     def done(self) -> bool:
         """Return whether there is a reply, an error or a cancellation."""
@@ -126,8 +131,8 @@ class PendingReply(Generic[MessageT]):
             raise
         finally:
             call = CURRENT.get()
-            if self.activity is not None and isinstance(call, CallActivity):
-                call.commit = self.activity
+            if isinstance(call, CallActivity):
+                call.commit, call.queued_behind = self.activity, self.queued_behind()
             del self, waiter  # an error would hold this frame
 
 
@@ -141,15 +146,9 @@ Waiting: TypeAlias = asyncio.Future[Any] | PendingReply[Any]
 class PendingReplies:
     """The calls that wait for commits of one log."""
 
-    def __init__(
-        self, explain: Callable[[], str], awaited: Callable[[], CommitActivity | None]
-    ) -> None:
-        """Begin without calls. `explain` says why commits are not settled, for error messages.
-
-        `awaited` is the group that keeps calls waiting.
-        """
+    def __init__(self, explain: Callable[[], str]) -> None:
+        """Begin without calls. `explain` says why commits are not settled, for error messages."""
         self._explain = explain
-        self.awaited = awaited
         # Future -> the tick of its deadline, if it has one. Nearly all calls are answered long
         # before, so the calls of one tick share a timer.
         self._waiting: dict[Waiting, int | None] = {}
@@ -174,7 +173,8 @@ class PendingReplies:
         due = self._due.get(tick)
         if due is None:
             due = self._due[tick] = {}
-            loop.call_at(tick * TICK_MS / 1_000, self._expire, tick)
+            due_s = tick * TICK_MS / 1_000
+            loop.call_at(due_s, self._expire, tick, context=Context())  # it is of many calls
         due[future] = None
 
     def add(self, reply: PendingReply[Any]) -> None:
@@ -192,7 +192,7 @@ class PendingReplies:
         """Fail all waiting calls with `OutcomeUnknown`: their writes may be applied or not."""
         for future in list(self._waiting):
             if self.end(future):
-                self._give_up(future, still_unknown())
+                fail(future, still_unknown())
 
     def _expire(self, tick: int) -> None:
         late = [future for future in self._due.pop(tick) if self.end(future)]
@@ -203,12 +203,7 @@ class PendingReplies:
             "be applied or not, now or later. Read the key to find out, or write it again"
         )
         for future in late:
-            self._give_up(future, WriteTimedOut(message))
-
-    def _give_up(self, future: Waiting, error: ShaleError) -> None:
-        if isinstance(future, PendingReply):
-            future.activity = self.awaited()
-        fail(future, error)
+            fail(future, WriteTimedOut(message))
 
 
 def still_unknown() -> OutcomeUnknown:

@@ -16,6 +16,7 @@ from shalekv.telemetry.activity import CURRENT, CallActivity
 from shalekv.v1 import kv_pb2
 from shalekv.write.admission import RETRY_AFTER_MS
 from shalekv.write.commit import changes_bytes
+from shalekv.write.pending_replies import PendingReply
 from tests.kit.engine.commits import put as engine_put
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.answers import answered
@@ -266,3 +267,38 @@ async def test_all_copies_of_a_lost_request_fail() -> None:
         await running
     assert len(writer.engine.idempotency) == 0
     writer.check_idle()
+
+
+async def test_a_call_that_gives_up_tells_its_own_group() -> None:
+    """Of several groups in flight it is that of its commit; one in the queue is behind the first,
+    also if a task waits for it.
+    """
+    async with serving(max_parallel_writes=2, flush_interval_ms=0) as writer:
+        writer.store.is_holding = True
+        first, second, queued = replies = [
+            await put_pending(writer, key) for key in (b"a", b"b", b"c")
+        ]
+        for reply in replies:
+            reply.cancel()
+        assert first.activity is not None
+        assert second.activity is not None
+        assert (first.activity.commit_count, second.activity.commit_count) == (1, 1)
+        assert second.activity.wal_id == first.activity.wal_id + 1
+        assert second.queued_behind() is None
+        assert queued.activity is None
+        assert queued.queued_behind() == first.activity.requests
+        call = CallActivity(0)
+        CURRENT.set(call)
+        with pytest.raises(asyncio.CancelledError):
+            await queued
+        CURRENT.set(None)
+        assert (call.commit, call.queued_behind) == (None, first.activity.requests)
+        writer.store.release_all()
+
+
+async def put_pending(writer: Serving, key: bytes) -> PendingReply[Any]:
+    """The reply of a put whose group is in flight, if there may be one more."""
+    reply = writer.begin(kv_pb2.PutRequest(key=key, value=b"1"))
+    await quiesce()
+    assert isinstance(reply, PendingReply)
+    return reply

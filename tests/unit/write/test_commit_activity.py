@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from shalekv.errors import WriteTimedOut
 from shalekv.format.records import ReplyKind
 from shalekv.protocol.transaction import Put
 from shalekv.store.api import RequestKind
-from shalekv.telemetry.activity import CURRENT, STAGES, CallActivity, CommitActivity
-from shalekv.write.commit import GroupCharge, KeyedRequest, Receipt
+from shalekv.telemetry.activity import STAGES, CommitActivity
+from shalekv.write.commit import Commit, GroupCharge, KeyedRequest, Receipt, changes_bytes
 from shalekv.write.idempotency import Idempotency
-from shalekv.write.pending_replies import PendingReply
+from tests.kit.engine.commits import put
 from tests.kit.engine.running_log import OLDER, RunningLog, Settlement, quiesce, running
 from tests.kit.quorum.log import QuorumDatabase
 from tests.kit.virtual_time import virtual_time
@@ -169,23 +168,18 @@ def test_a_copy_of_a_request_is_not_charged_again() -> None:
     assert copy.outcomes == [Receipt(7, 1)]
 
 
-async def test_a_call_that_gives_up_tells_what_it_has_waited_for() -> None:
-    """At its deadline, a call learns the oldest group in flight."""
+async def test_a_commit_that_fails_still_has_its_group() -> None:
+    """When it is settled, the request that has failed can be asked for; so can its problem."""
     async with running(RunningLog()) as log:
-        log.write(b"a")
-        await log.store.arrived(1)
-        call = CallActivity(0)
-        CURRENT.set(call)
-        reply = PendingReply(bytes.decode)
-        log.log.pending_replies.begin(reply, within_ms=0)
-        (outcome,) = await asyncio.gather(_answer(reply), return_exceptions=True)
-        CURRENT.set(None)
-        assert isinstance(outcome, WriteTimedOut)
-        assert reply.activity is not None
-        assert call.commit is reply.activity
-        assert reply.activity.wal_id == 10
-        assert reply.activity.requests[0].ended_ns == 0
-
-
-async def _answer(reply: PendingReply[str]) -> str:
-    return await reply
+        settled: asyncio.Future[CommitActivity | None] = asyncio.get_running_loop().create_future()
+        changes = [put(b"a", b"v")]
+        assert log.admission.try_admit(changes_bytes(changes))
+        commit = Commit(
+            changes, log.log.next_seq, lambda _: settled.set_result(log.log.group_of(commit))
+        )
+        log.log.submit(commit)
+        assert log.log.group_of(commit) is None
+        (await log.store.arrived(1)).break_disk()
+        activity = await settled
+        assert activity is not None
+        assert activity.requests[0].problem
