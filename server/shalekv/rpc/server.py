@@ -243,6 +243,8 @@ class Server:
         self._adapter.collect_costs(metrics)
         for method, calls in self._adapter.telemetry.slow_calls.counts.items():
             metrics.add("slow_calls", calls, method)
+        if (tracer := self._adapter.telemetry.tracer) is not None:
+            metrics.add("spans_dropped", tracer.dropped)
         metrics.add("calls_in_progress", self.in_progress_count)
         if self.connection_count is not None:
             metrics.add("connections", self.connection_count)

@@ -293,6 +293,7 @@ class _Sink:
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_TIMEOUT_S)
+        self._exporter.is_closed = True
 
 
 class _CountingExporter(SpanExporter):
@@ -307,6 +308,7 @@ class _CountingExporter(SpanExporter):
         self._log_next_s = 0.0
         self.begun = 0  # spans that have left the queue
         self.lost = 0
+        self.is_closed = False  # nobody waits any longer for what is sent, and nothing is logged
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch."""
@@ -316,7 +318,7 @@ class _CountingExporter(SpanExporter):
         if result is not SpanExportResult.SUCCESS:
             self.lost += len(spans)
             now_s = time.monotonic()
-            if now_s >= self._log_next_s:
+            if now_s >= self._log_next_s and not self.is_closed:
                 self._log_next_s = now_s + LOG_INTERVAL_S
                 _log.warning(
                     "spans are lost",
