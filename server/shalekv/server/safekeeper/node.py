@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from pathlib import Path
 from typing import TypeAlias
 
@@ -341,7 +342,10 @@ class Node:
 
     def _begin_archiver(self, hosted: HostedMember) -> None:
         if self._tasks is not None:  # else `run` begins it
-            hosted.archiver_task = self._tasks.create_task(self._archive(hosted), name="archive")
+            archiving, no_call = self._archive(hosted), Context()  # it outlives the call
+            hosted.archiver_task = self._tasks.create_task(
+                archiving, name="archive", context=no_call
+            )
 
     def _host(self, member_log: MemberLog) -> HostedMember:
         member = LocalMember(member_log, self._syncer, self.settings.safekeeper, self._runtime)

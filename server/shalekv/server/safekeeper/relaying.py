@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from contextvars import Context
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -90,7 +91,9 @@ class Relays:
             queue = _RelayQueue(target.address, self._links, self._queue_bytes_max, self._runtime)
             self._queues[target.address] = queue
             queue.task = self._tasks.create_task(
-                self._run(queue), name=f"relay to {target.address}"
+                self._run(queue),
+                name=f"relay to {target.address}",
+                context=Context(),  # it outlives the call of this append
             )
         size_bytes = HEADER_BYTES + sum(len(each.payload) + HEADER_BYTES for each in append.records)
         queue.put(_Queued(database_id, target.member_id, append, size_bytes))
