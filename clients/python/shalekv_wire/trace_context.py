@@ -69,5 +69,6 @@ def call_names(request_id: str, traceparent: str) -> CallNames:
         return UNNAMED
     if not (request_id.isascii() and request_id.isprintable()):
         request_id = ""
-    names = CallNames(request_id.strip()[:REQUEST_ID_CHARS_MAX], parse_traceparent(traceparent))
+    request_id = request_id.strip()[:REQUEST_ID_CHARS_MAX].rstrip()  # else it could not be sent
+    names = CallNames(request_id, parse_traceparent(traceparent))
     return UNNAMED if names == UNNAMED else names

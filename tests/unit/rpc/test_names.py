@@ -181,4 +181,7 @@ def test_a_malformed_span_is_none(text: str) -> None:
 def test_what_cannot_be_sent_is_no_request_id() -> None:
     """Only printable ASCII is; the rest of a long one is cut off."""
     assert call_names("a\u00e9", "") is UNNAMED
+    assert call_names("a\r\nb: c", "") is UNNAMED
     assert call_names("x" * 1_000, "").request_id == "x" * REQUEST_ID_CHARS_MAX
+    cut = "x" * (REQUEST_ID_CHARS_MAX - 1)
+    assert call_names(f" {cut} y", "").request_id == cut
