@@ -85,6 +85,8 @@ def _recorded(tracer: Tracer, name: str, attributes: Attributes) -> Iterator[Spa
     ) as span:
         try:
             yield span
+        except GeneratorExit:  # Spark takes no more rows, as of `limit`
+            raise
         except BaseException as error:
             span.set_attribute("error.type", type(error).__name__)
             span.set_status(Status(StatusCode.ERROR))
