@@ -118,7 +118,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSlowCalls(self, request, context):
-        """Lists the slow calls of the last time, of this server: the newest 100.
+        """Lists the newest slow calls of the process that answers: at most 100.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

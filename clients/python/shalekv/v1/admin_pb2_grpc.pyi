@@ -25,7 +25,7 @@ class AdminStub:
     of the store is made of.
     """
     ListSlowCalls: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSlowCallsRequest, _admin_pb2.ListSlowCallsReply]
-    """Lists the slow calls of the last time, of this server: the newest 100."""
+    """Lists the newest slow calls of the process that answers: at most 100."""
     Profile: _aio.UnaryUnaryMultiCallable[_admin_pb2.ProfileRequest, _admin_pb2.ProfileReply]
     """Samples where this process spends its time, for some seconds."""
     CreateSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateSnapshotRequest, _admin_pb2.CreateSnapshotReply]
@@ -77,7 +77,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListSlowCallsRequest,
         context: _aio.ServicerContext[_admin_pb2.ListSlowCallsRequest, _abc.Awaitable[_admin_pb2.ListSlowCallsReply]],
     ) -> _abc.Awaitable[_admin_pb2.ListSlowCallsReply]:
-        """Lists the slow calls of the last time, of this server: the newest 100."""
+        """Lists the newest slow calls of the process that answers: at most 100."""
 
     @_abc_1.abstractmethod
     def Profile(
