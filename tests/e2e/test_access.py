@@ -22,6 +22,7 @@ from shalekv_client import (
 from tests.kit.processes.child import Child, event
 from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
+from tests.kit.processes.scraping import fetched, scraped
 
 CHECK_MS = 200
 WITHIN_S = 120.0
@@ -98,10 +99,12 @@ async def read_to_the_end(watch: Watch) -> None:
 async def test_a_running_database_is_closed(processes: Processes, tmp_path: Path) -> None:
     """Roles are prepared while everything is open, and enforced by one command. The writer does so
     at once; a reader without a call to the writer, which is dead by then; and open watches end.
+    Metrics are shown to whom a role is granted, without the names of others.
     """
     guarded = await Guarded.create(processes, tmp_path, "ann", "bob")
     writer = await processes.serve(guarded.url, *ALONE, *guarded.flags)
-    reader = await processes.read(guarded.url, *guarded.flags)
+    reader = await processes.read(guarded.url, *guarded.flags, "--metrics", "127.0.0.1:0")
+    assert "calls_in_progress" in await scraped(reader)
     async with (
         guarded.client(writer, "") as stranger,
         guarded.client(reader, "") as outsider,
@@ -124,6 +127,10 @@ async def test_a_running_database_is_closed(processes: Processes, tmp_path: Path
         assert await is_refused(stranger.put(b"secret", b"w"))
         await writer.kill()
         await until(lambda: is_refused(outsider.get(b"orders/1")))
+        assert (await fetched(reader, "/metrics")).status == 401
+        shown = await scraped(reader, token=guarded.tokens["bob"])
+        assert shown['refusals_total{reason="UNAUTHENTICATED"}'] > 1
+        assert not any("principal=" in name for name in shown)
         with pytest.raises(PermissionDenied):
             await read_to_the_end(watch)
         assert await bob.get(b"orders/1") is not None

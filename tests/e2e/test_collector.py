@@ -10,7 +10,9 @@ from shalekv.cli.console.exit_codes import ExitCode
 from tests.kit.engine.collection import CollectedDatabase, load, save
 from tests.kit.processes.child import EXIT_S, Line
 from tests.kit.processes.processes import SHALEKV, Processes, environment
+from tests.kit.processes.scraping import fetched, scraped
 
+METRICS = ("--metrics", "127.0.0.1:0")
 FAST = ("--collect-interval-ms", "10", "--log-format", "json")
 
 
@@ -32,16 +34,27 @@ def is_idle(url: str, line: Line) -> bool:
 async def test_databases_are_collected_until_the_process_is_stopped(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """A line for each collection; one that fails is logged each time, and stops no other."""
+    """A line for each collection; one that fails is logged each time, and stops no other. Metrics
+    count them; the process is ready, but as no server.
+    """
     databases = [await with_garbage(tmp_path / name) for name in ("one", "two")]
     urls = [f"file://{tmp_path}/{name}" for name in ("one", "none", "two")]
-    child = processes.start("collector", *(part for url in urls for part in ("--url", url)), *FAST)
+    child = processes.start(
+        "collector", *(part for url in urls for part in ("--url", url)), *FAST, *METRICS
+    )
     for url in (urls[0], urls[2]):
         line = await child.line(partial(is_idle, url))
         assert line["role"] == "collector"
         assert line["kept_objects"]["not yet merged into the levels"] == 1
     failed = await child.line(lambda line: line.get("event") == "collection failed")
     assert (failed["url"], failed["reason"]) == (urls[1], "DATABASE_NOT_FOUND")
+    samples = await scraped(child)
+    assert samples['collections_total{outcome="failed"}'] > 0
+    assert samples['collections_total{outcome="ok"}'] > 1
+    assert samples['store_billed_requests_total{kind="list",process="collector"}'] > 0
+    assert "event_loop_lag_seconds" in samples
+    probes = [await fetched(child, path) for path in ("/livez", "/readyz", "/readyz?role=writer")]
+    assert [probe.status for probe in probes] == [200, 200, 503]
     assert await child.stop() == ExitCode.OK
     collected = [line for line in child.lines() if line.get("deleted_objects")]
     assert sorted(line["url"] for line in collected) == sorted((urls[0], urls[2]))

@@ -28,8 +28,10 @@ from tests.kit.engine.naive_merge import NaiveLevels, answers
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.processes.child import EXIT_S, Child, Line
 from tests.kit.processes.processes import SHALEKV, Processes, environment
+from tests.kit.processes.scraping import scraped
 
 KEYS = [b"key%04d" % n for n in range(400)]
+METRICS = ("--metrics", "127.0.0.1:0")
 SMALL = (
     *("--sst-bytes", "65536", "--subcompaction-memory-bytes", "8388608"),
     *("--wal-trigger-age-ms", "0", "--l0-trigger-count", "1", "--compactor-idle-poll-ms", "10"),
@@ -202,14 +204,14 @@ async def test_what_fails_for_one_database_does_not_end_the_others(
     processes: Processes, tmp_path: Path
 ) -> None:
     """One is compacted, one is damaged, one is created later, one is taken over: every line names
-    its database; SIGTERM ends it with 0, and its lease with it.
+    its database, metrics have all of them; SIGTERM ends it with 0, and its lease with it.
     """
     good, damaged, later, taken = (tmp_path / name for name in ("good", "bad", "later", "taken"))
     compacted = await saved(good)
     await saved(damaged)
     (damaged / wal_name(1)).write_bytes(b"no object of ours")
     await saved(taken)
-    child = processes.start("compactor", *urls(good, damaged, later, taken), *SMALL)
+    child = processes.start("compactor", *urls(good, damaged, later, taken), *SMALL, *METRICS)
     await child.line(is_reported("compacted", good))
     failed = await child.line(is_reported("compactor ended by an error", damaged))
     assert failed["reason"] == "TRUNCATED"
@@ -222,6 +224,9 @@ async def test_what_fails_for_one_database_does_not_end_the_others(
     await newer.line(is_reported("compacting", taken))
     given_up = await child.line(is_reported("database given up", taken))
     assert given_up["reason"] == "SUPERSEDED"
+    samples = await scraped(child)
+    assert samples['compactions_total{kind="wal"}'] > 1
+    assert samples['store_billed_requests_total{kind="list",process="compactor"}'] > 0
     assert await child.stop() == ExitCode.OK, child.report()
     about = [line for line in child.lines() if line["event"] not in {"asked to stop", "stopped"}]
     assert all("url" in line for line in about), child.report()

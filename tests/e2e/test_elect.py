@@ -105,6 +105,7 @@ TAKE_OVERS, TAKE_OVERS_SOAK = 1, 50
 SHORT = ("--lease-ttl-ms", "1000")  # where servers may take over from each other at any moment
 STEADY = ("--lease-ttl-ms", "4000")
 LONG = ("--lease-ttl-ms", "120000")  # where a take-over does not wait for the lease
+ENDS = ("lost", "fenced", "failed")
 METRICS = ("--metrics", "127.0.0.1:0")
 LEASE = "shale.db"
 COMPACTOR, COLLECTOR = "compactor", "collector"
@@ -181,12 +182,14 @@ async def test_take_over_by_a_lease_of_kubernetes(
 async def take_over_and_step_down(
     cluster: Cluster, elect: str, delete: Callable[[], None], *flags: str
 ) -> None:
-    async with elected(cluster, elect, elect, flags=(*SHORT, *flags)) as group:
+    async with elected(cluster, elect, elect, flags=(*SHORT, *METRICS, *flags)) as group:
         await group.take_over()
         before = group.writer
         await asyncio.to_thread(delete)
         await before.line(steps_down)
         assert before.running
+        samples = await scraped(before)
+        assert sum(samples[f'elections_total{{event="{event}"}}'] for event in ENDS) > 0
 
 
 async def test_a_server_outside_of_kubernetes_ends_at_once(
@@ -285,12 +288,16 @@ async def test_a_writer_that_was_opened_by_force_ends(processes: Processes, tmp_
     """A writer without an elector takes over as always, and the elected one becomes a standby;
     later that one takes over in turn, and the other, without an elector, ends as fenced.
     """
-    async with elected(Cluster(processes, tmp_path), "bucket", flags=SHORT) as group:
+    flags = (*SHORT, *METRICS)
+    async with elected(Cluster(processes, tmp_path), "bucket", flags=flags) as group:
         epoch = group.writes.epoch
         forced = await group.cluster.serve(create=False)
         await group.servers[0].line(is_fenced)
         assert await forced.exited() == ExitCode.FENCED, forced.report()
         await group.writes.by_another(epoch + 1)
+        samples = await scraped(group.servers[0])
+        assert samples['elections_total{event="fenced"}'] == samples["fenced_total"] > 0
+        assert samples['elections_total{event="started"}'] > samples["fenced_total"]
 
 
 async def ended_children(child: Child) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientError
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.clock import LoopClock
@@ -20,6 +23,7 @@ from tests.kit.processes.child import Child, Line, event
 from tests.kit.processes.cluster import ALONE, POLL_MS, Cluster
 from tests.kit.processes.load import WITHIN_S
 from tests.kit.processes.processes import Processes
+from tests.kit.processes.scraping import fetched, scraped
 
 CA, OTHER = Authority(), Authority("another")
 SERVER, CLIENT = CA.issue(*LOCAL), CA.issue(uris=["spiffe://example.org/client"])
@@ -30,11 +34,13 @@ async def test_writer_and_readers_ask_for_certificates(
     processes: Processes, tmp_path: Path
 ) -> None:
     """Clients with a certificate are served, others are not; a replaced authority counts soon, in
-    each of the processes that share a port.
+    each of the processes that share a port. The same holds for metrics, which tell when
+    certificates expire.
     """
     server, client = SERVER.write(tmp_path, "server"), CLIENT.write(tmp_path, "client")
     ca = CA.write(tmp_path)
     flags = ("--tls-cert", server.certificate, "--tls-key", server.key, "--tls-client-ca", ca)
+    flags += ("--metrics", "127.0.0.1:0")
     database = Cluster(processes, tmp_path)
     writer = await database.serve(*ALONE, *flags)
     reader = await database.read(*flags, "--processes", str(PROCESSES))
@@ -48,6 +54,14 @@ async def test_writer_and_readers_ask_for_certificates(
         async with Client(reader.listen, tls=shown) as calls:
             await calls.get(b"k")
         await refused(reader, TlsFiles(authority=str(tls.ca)), "wants a certificate")
+    scraping = ssl.create_default_context(cafile=str(tls.ca))
+    with pytest.raises(ClientError):
+        await fetched(reader, "/metrics", tls=scraping)
+    scraping.load_cert_chain(client.certificate, client.key)
+    for each in (writer, reader):
+        samples = await scraped(each, tls=scraping)
+        assert samples[f'certificate_expiry_timestamp_seconds{{file="{ca}"}}'] > time.time()
+        assert f'certificate_expiry_timestamp_seconds{{file="{server.certificate}"}}' in samples
     OTHER.write(tmp_path)
     for number in range(1, PROCESSES + 1):
         await reader.line(partial(_has_read_again, number))

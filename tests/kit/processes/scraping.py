@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import NamedTuple
 
-from aiohttp import ClientSession
+from aiohttp import ClientSession, TCPConnector
 from yarl import URL
 
 from shalekv.clock import LoopClock
@@ -22,17 +23,26 @@ class Fetched(NamedTuple):
     text: str
 
 
-async def fetched(child: Child, path: str) -> Fetched:
+async def fetched(
+    child: Child, path: str, *, token: str = "", tls: ssl.SSLContext | None = None
+) -> Fetched:
     """Ask the endpoint of a process that has `--metrics`."""
     line = await child.line(event("serving metrics"))
-    async with ClientSession() as session, session.get(URL(line["url"]).with_path(path)) as got:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = URL(line["url"]).join(URL(path))
+    async with (
+        ClientSession(connector=TCPConnector(ssl=tls or True)) as session,
+        session.get(url, headers=headers) as got,
+    ):
         return Fetched(got.status, await got.text())
 
 
-async def scraped(child: Child) -> dict[str, float]:
+async def scraped(
+    child: Child, *, token: str = "", tls: ssl.SSLContext | None = None
+) -> dict[str, float]:
     """Return all samples, by name and labels, when the access policy is known."""
     async with asyncio.timeout(WAIT_S):
-        while (found := await fetched(child, "/metrics")).status == 503:
+        while (found := await fetched(child, "/metrics", token=token, tls=tls)).status == 503:
             await LoopClock().sleep_ms(POLL_MS)
     assert found.status == 200, found.text
     samples = [line.rpartition(" ") for line in found.text.splitlines() if line[0] != "#"]
