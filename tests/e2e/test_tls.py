@@ -39,8 +39,8 @@ async def test_writer_and_readers_ask_for_certificates(
     """
     server, client = SERVER.write(tmp_path, "server"), CLIENT.write(tmp_path, "client")
     ca = CA.write(tmp_path)
-    flags = ("--tls-cert", server.certificate, "--tls-key", server.key, "--tls-client-ca", ca)
-    flags += ("--metrics", "127.0.0.1:0")
+    own = ("--tls-cert", server.certificate, "--tls-key", server.key)
+    flags = (*own, "--tls-client-ca", ca, "--metrics", "127.0.0.1:0")
     database = Cluster(processes, tmp_path)
     writer = await database.serve(*ALONE, *flags)
     reader = await database.read(*flags, "--processes", str(PROCESSES))
