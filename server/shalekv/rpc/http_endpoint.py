@@ -226,7 +226,8 @@ class HttpEndpoint:
         return web.Response(body=text, headers={hdrs.CONTENT_TYPE: content_type})
 
     async def _livez(self, request: web.BaseRequest) -> web.Response:
-        await self._probed(request)
+        if self._guard is None or self._guard.policies.is_known:
+            await self._probed(request)  # before, a restart would not help
         return _text(HTTPStatus.OK, "ok")
 
     async def _readyz(self, request: web.BaseRequest) -> web.Response:

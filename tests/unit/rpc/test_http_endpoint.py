@@ -237,10 +237,13 @@ async def test_probes_may_need_credentials() -> None:
 
 
 async def test_nothing_is_shown_before_the_policy_is_known() -> None:
-    """A process that has not read the policy shows metrics to nobody."""
+    """A process that has not read the policy shows metrics to nobody, but that it lives."""
     policy = HeldPolicy(Policy())
     policy.is_known = False
-    async with endpoint(guard=Guard(KnownTokens("root"), policy)) as it:
+    guard = Guard(KnownTokens("root"), policy)
+    async with endpoint(guard=guard, open_services=False) as it:
+        assert (await it.ask("/livez")).status == 200
+        assert (await it.ask("/readyz")).status == 503
         assert (await it.ask("/metrics")).status == 503
         policy.is_known = True
         assert (await it.ask("/metrics")).status == 200
