@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from structlog.contextvars import bound_contextvars
+from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.testing import capture_logs
 
 from shalekv.clock import LoopClock
@@ -39,7 +39,7 @@ async def test_lines_are_limited_and_the_rest_is_counted() -> None:
     """
     clock = LoopClock()
     slow = SlowCalls(100, clock)
-    with capture_logs() as logs:
+    with capture_logs(processors=[merge_contextvars]) as logs:
         with bound_contextvars(request_id="of a call"):
             for number in range(KEPT_MAX + 1):
                 method = "KV.Get" if number % 2 else "KV.Put"
@@ -49,6 +49,7 @@ async def test_lines_are_limited_and_the_rest_is_counted() -> None:
     events = [line["event"] for line in logs]
     assert events == ["slow call"] * LINES_MAX + ["slow calls left out", "slow call"]
     left_out = logs[LINES_MAX]
+    assert (logs[0]["request_id"], left_out.get("request_id")) == ("of a call", None)
     assert left_out["count"] == KEPT_MAX + 1 - LINES_MAX
     assert sum(left_out["methods"].values()) == left_out["count"]
     assert slow.counts == {"KV.Put": KEPT_MAX // 2 + 2, "KV.Get": KEPT_MAX // 2}
