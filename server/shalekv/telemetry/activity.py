@@ -188,14 +188,21 @@ class CommitActivity(Activity):
         return self.commit_count
 
     def take_over(self, displaced: CommitActivity) -> None:
-        """Go on with a group whose place in the log was another's: with its requests and costs."""
+        """Go on with a group whose place in the log was another's: with its requests and costs.
+
+        REQUIRES: this one has sent nothing so far.
+        """
         for request in displaced.requests:
             if len(self.requests) < REQUESTS_MAX:
                 self.requests.append(request)
             else:
                 self.left_out += 1
         self.left_out += displaced.left_out
-        self.sent.update(displaced.sent)
+        if not self.sent:
+            self.sent = displaced.sent  # itself: it is known where requests are counted
+        else:
+            self.sent.update(displaced.sent)
+            displaced.sent.clear()
 
     @property
     def stages_ns(self) -> dict[str, int]:

@@ -124,7 +124,9 @@ def sent_by_bill(log: RunningLog) -> list[dict[str, int]]:
 
 
 async def test_a_displaced_group_is_charged_with_both_attempts() -> None:
-    """The group that has the commits of a displaced one has its requests as well, and one bill."""
+    """The group that has the commits of a displaced one has its requests as well, and one bill,
+    which nobody was charged with before.
+    """
     async with running(unheld()) as log:
         await log.fill(10, OLDER)
         write = log.write(b"a")
@@ -137,7 +139,9 @@ async def test_a_displaced_group_is_charged_with_both_attempts() -> None:
             ("get", "10.sst"),
             ("create", "11.sst"),
         ]
+        assert receipt.bill is not None
         assert sent_by_bill(log) == [{WRITE: 2, RequestKind.READ: 1}]
+        assert log.store.free.sent.take(receipt.bill.sent)
 
 
 async def test_commits_that_write_nothing_are_not_charged() -> None:
