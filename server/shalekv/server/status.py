@@ -38,9 +38,9 @@ from shalekv.server.scans import Scans
 from shalekv.server.service import Answer
 from shalekv.settings import (
     CompactorSettings,
+    JobTelemetrySettings,
     ReaderConfig,
     StoreSettings,
-    TelemetrySettings,
     WriterConfig,
 )
 from shalekv.settings.budget import MemoryShares
@@ -178,7 +178,7 @@ class StorePlace:
             records=settings.records_url.partition("://")[0],  # the rest may hold a password
         )
 
-    def prices(self, settings: TelemetrySettings) -> PriceList:
+    def prices(self, settings: JobTelemetrySettings) -> PriceList:
         """Return what its requests cost, as far as it is known."""
         listed = price_list(self.url, self.endpoint, self.records, chosen=settings.prices)
         return listed.with_prices(settings.own_prices)

@@ -53,7 +53,7 @@ from shalekv.settings.store import (
     S3Reads,
     StoreSettings,
 )
-from shalekv.settings.telemetry import PriceChoice, TelemetrySettings
+from shalekv.settings.telemetry import JobTelemetrySettings, PriceChoice, TelemetrySettings
 
 __all__ = [
     "CLOCK_JUMP_MAX_S",
@@ -79,6 +79,7 @@ __all__ = [
     "DiskCacheSettings",
     "ElectionSettings",
     "EndpointSettings",
+    "JobTelemetrySettings",
     "LevelCodec",
     "LevelSettings",
     "LimitSettings",
@@ -250,7 +251,7 @@ class CompactorConfig(Settings):
     tls: TlsSettings = Field(default_factory=TlsSettings)
     levels: LevelSettings = Field(default_factory=LevelSettings)
     compactor: CompactorSettings = Field(default_factory=CompactorSettings)
-    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
+    telemetry: JobTelemetrySettings = Field(default_factory=JobTelemetrySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
 
 
@@ -260,5 +261,5 @@ class CollectorConfig(Settings):
     server: ProcessSettings = Field(default_factory=ProcessSettings)
     tls: TlsSettings = Field(default_factory=TlsSettings)
     collector: CollectorSettings = Field(default_factory=CollectorSettings)
-    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
+    telemetry: JobTelemetrySettings = Field(default_factory=JobTelemetrySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)

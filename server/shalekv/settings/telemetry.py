@@ -29,8 +29,8 @@ class PriceChoice(StrEnum):
     FREE = "free"
 
 
-class TelemetrySettings(Settings):
-    """What a process tells operators about itself."""
+class JobTelemetrySettings(Settings):
+    """What a process without calls tells operators about itself; it records all of its jobs."""
 
     metrics: str = Field(
         default="",
@@ -53,15 +53,6 @@ class TelemetrySettings(Settings):
         "spans are sent (OTLP over HTTP). Needs the extra otel. Not set: no traces.",
         json_schema_extra={"user": "operator who has a store of traces"},
     )
-    trace_ratio: float = Field(
-        default=0.01,
-        ge=0,
-        le=1,
-        description="Part of the calls that are traced, of those whose caller does not decide it "
-        "by the metadata `traceparent`.",
-        json_schema_extra={"user": "operator: cost of traces against what they show"},
-    )
-
     prices: PriceChoice | None = Field(
         default=None,
         description="The provider whose list prices the cost in metrics and replies is computed "
@@ -107,6 +98,19 @@ class TelemetrySettings(Settings):
                 "OTEL_EXPORTER_OTLP_HEADERS in the environment can have them"
             )
         return self
+
+
+class TelemetrySettings(JobTelemetrySettings):
+    """What a process tells operators about itself."""
+
+    trace_ratio: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Part of the calls that are traced, of those whose caller does not decide it "
+        "by the metadata `traceparent`.",
+        json_schema_extra={"user": "operator: cost of traces against what they show"},
+    )
 
 
 def _price(text: str) -> tuple[str, Decimal]:

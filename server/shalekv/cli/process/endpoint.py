@@ -23,11 +23,11 @@ from shalekv.rpc.standard_services import WHOLE_SERVER
 from shalekv.settings import (
     CollectorConfig,
     CompactorConfig,
+    JobTelemetrySettings,
     LogFormat,
     ProcessSettings,
     ReaderConfig,
     SafekeeperConfig,
-    TelemetrySettings,
     TlsSettings,
     WriterConfig,
 )
@@ -123,7 +123,7 @@ def _problem_without_calls(service: str) -> str | None:
 
 
 def refuse_exposed_metrics(
-    telemetry: TelemetrySettings, process: ProcessSettings, tls: TlsSettings
+    telemetry: JobTelemetrySettings, process: ProcessSettings, tls: TlsSettings
 ) -> None:
     """Raise `InvalidSetting` when metrics are open to the network without TLS or `insecure`."""
     host = telemetry.metrics.rpartition(":")[0].strip("[]")

@@ -22,7 +22,7 @@ from shalekv.errors import ShaleError
 from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.parts import MergePart, PartResult, run_part
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import ProcessSettings, StoreSettings, TelemetrySettings
+from shalekv.settings import JobTelemetrySettings, ProcessSettings, StoreSettings
 from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import StoreCallCounts
@@ -47,7 +47,7 @@ class PartTask(_Message):
     part: MergePart
     store: StoreSettings
     process: ProcessSettings
-    telemetry: TelemetrySettings
+    telemetry: JobTelemetrySettings
 
 
 class PartReply(_Message):

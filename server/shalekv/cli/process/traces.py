@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shalekv.errors import InvalidSetting
-from shalekv.settings.telemetry import TelemetrySettings
+from shalekv.settings.telemetry import JobTelemetrySettings, TelemetrySettings
 from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.tracing import Tracer
 
 
 @asynccontextmanager
 async def open_tracer(
-    settings: TelemetrySettings, role: str, *urls: str
+    settings: JobTelemetrySettings, role: str, *urls: str
 ) -> AsyncIterator[Tracer | None]:
     """Open the tracer of a process of this role for the databases at `urls`; None: it has none.
 
@@ -33,7 +33,7 @@ async def open_tracer(
         ) from None
     tracer = OtelTracer(
         settings.otlp_endpoint,
-        ratio=settings.trace_ratio,
+        ratio=settings.trace_ratio if isinstance(settings, TelemetrySettings) else 0.0,
         role=role,
         database_url=urls[0] if len(urls) == 1 else "",
     )
