@@ -49,7 +49,8 @@ logs its own requests, and is not included.
 
 With --by: what the calls of each method, principal or prefix of keys have cost, in all, per hour
 and per 1,000 calls. "background" is what no call has caused, "other" are those with little cost.
-These are the calls of the process that answers: of a reader with --processes, of one of them.
+These are the requests of the process that answers, without its compactor and collector: of a reader
+with --processes, of one of them.
 Commits that share a request are charged in turn, so the costs of a few are a matter of chance, and
 so are the calls of a prefix.
 
@@ -265,7 +266,13 @@ def stats(
         print_rows(output_format, COLUMNS, rows)
     click.echo(_cost_line(rows[-1][-1], listed), err=True)
     uptime_ms = min((process.uptime_ms for process in found.processes), default=SHORT_MS)
-    if before is None and uptime_ms < SHORT_MS:
+    if before is None:
+        _warn_of_start(uptime_ms)
+
+
+def _warn_of_start(uptime_ms: int) -> None:
+    """Say so if a rate since the start is that of the start."""
+    if uptime_ms < SHORT_MS:
         measured = time(uptime_ms // 1_000 * US_PER_S)
         click.echo(
             f"Only {measured} of data, mostly start-up. Use --interval-s 60 for the current rate.",
@@ -287,17 +294,19 @@ def _print_spent(
     with printing():
         print_rows(output_format, (dimension.name.lower(), *ORIGIN_COLUMNS), rows)
     per_hour = rows[-1][4]
-    click.echo(
-        _cost_line(None if per_hour is None else per_hour * _HOURS_PER_MONTH, listed), err=True
-    )
+    per_month = None if per_hour is None else per_hour * _HOURS_PER_MONTH
+    line = _cost_line(per_month, listed, " for the process that serves alone")
+    click.echo(line, err=True)
+    if before is None:
+        _warn_of_start(uptime_ms)
 
 
-def _cost_line(usd_per_month: float | None, prices: PriceList) -> str:
+def _cost_line(usd_per_month: float | None, prices: PriceList, whose: str = "") -> str:
     if usd_per_month is None:
         cost = "unknown; see --prices"
     else:
         cost = f"{usd_per_month:,.2f} USD in 30 days" if usd_per_month else "0 USD"
-    return f"Cost: {cost} ({prices.title}). Storage and traffic are not counted."
+    return f"Cost{whose}: {cost} ({prices.title}). Storage and traffic are not counted."
 
 
 def _row(rate: Rate, prices: PriceList) -> Sequence[Any]:
