@@ -8,8 +8,9 @@ after that version, the transaction can be decided again by the same answers (se
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shalekv.errors import RangeTooCostly
 from shalekv.protocol.entry import Entry, KeyRange
@@ -118,3 +119,20 @@ def check_cost(examined: int) -> None:
             f"{COMPARE_COUNT_MAX} are: compare a smaller range"
         )
         raise RangeTooCostly(message)
+
+
+class UnpinnedReadSet:
+    """Read set of a write that waits for admission; it does not hold its version token.
+
+    A full memtable shrinks only when no older version token is held, so a write that waits for
+    the memtable to shrink must not hold one.
+    """
+
+    def __init__(self, read_set: ReadSet) -> None:
+        """Keep all of `read_set` but its token, which is known as long as others hold it."""
+        self._read_set = replace(read_set, token=None)
+        self._token = weakref.ref(read_set.token) if read_set.token is not None else None
+
+    def pinned(self) -> ReadSet:
+        """Return the read set with its token. If the token is gone, the read set is outdated."""
+        return replace(self._read_set, token=self._token() if self._token is not None else None)

@@ -7,7 +7,6 @@ of a `WriterEngine`, and completes each reply when the write is as durable as it
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +24,7 @@ from shalekv.errors import (
 )
 from shalekv.format.records import ReplyKind, record_key
 from shalekv.protocol.transaction import Change, Needs, Puts, Transaction
-from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
+from shalekv.read.read_set import EMPTY_READ_SET, ReadSet, UnpinnedReadSet
 from shalekv.server import requests
 from shalekv.server.replies.costs import NO_REQUESTS, cost_field, cost_of, sent_by_running_task
 from shalekv.server.requests import (
@@ -217,22 +216,6 @@ class _Write(Generic[ReplyT]):
         return self.size_bytes + (RECORD_BYTES if self.key else 0)
 
 
-class _UnpinnedReadSet:
-    """Read set of a write that waits for admission; it does not hold its version token.
-
-    A full memtable shrinks only when no older version token is held, so a write that waits for
-    the memtable to shrink must not hold one.
-    """
-
-    def __init__(self, read_set: ReadSet) -> None:
-        self._read_set = replace(read_set, token=None)
-        self._token = weakref.ref(read_set.token) if read_set.token is not None else None
-
-    def pinned(self) -> ReadSet:
-        """Return the read set with its token. If the token is gone, the read set is outdated."""
-        return replace(self._read_set, token=self._token() if self._token is not None else None)
-
-
 class Writes:
     """Submits writes to the log of a `WriterEngine`, and makes their replies."""
 
@@ -397,11 +380,11 @@ class Writes:
             return self._submit_in_order(write, write_order)
         if not self._queue and engine.admission.try_admit(write.admitted_bytes):
             return self._submit(write, read_set)
-        return self._submit_when_admitted(write, _UnpinnedReadSet(read_set))
+        return self._submit_when_admitted(write, UnpinnedReadSet(read_set))
 
     async def _submit_in_order(self, write: _Write[ReplyT], write_order: FifoLock | None) -> ReplyT:
         with (FifoLock() if write_order is None else write_order).take() as turn:
-            unpinned = _UnpinnedReadSet(await self._fetch_read_set(write))
+            unpinned = UnpinnedReadSet(await self._fetch_read_set(write))
             with Wait(TURN):
                 await turn
             answer = await self._admit_and_submit(write, unpinned)
@@ -411,7 +394,7 @@ class Writes:
             del answer, write  # the error would hold this frame, which would hold the error
 
     async def _submit_when_admitted(
-        self, write: _Write[ReplyT], unpinned: _UnpinnedReadSet
+        self, write: _Write[ReplyT], unpinned: UnpinnedReadSet
     ) -> ReplyT:
         answer = await self._admit_and_submit(write, unpinned)
         try:
@@ -420,7 +403,7 @@ class Writes:
             del answer, write  # the error would hold this frame, which would hold the error
 
     async def _admit_and_submit(
-        self, write: _Write[ReplyT], unpinned: _UnpinnedReadSet
+        self, write: _Write[ReplyT], unpinned: UnpinnedReadSet
     ) -> Answer[ReplyT]:
         """Submit a write as soon as it is admitted; the caller awaits what this returns."""
         with self._queue.take() as turn:
