@@ -60,6 +60,8 @@ from shalekv.write.idempotency import AppliedRequest, RequestInFlight, key_of_pr
 from shalekv.write.pending_replies import PendingReplies, PendingReply, still_unknown
 
 _NO_NEEDS = Needs()
+_METHODS = {kind: f"KV.{kind.name.title().replace('_', '')}" for kind in ReplyKind}
+_OPERATIONS = {kind: f"Session.{kind.name.lower()}" for kind in ReplyKind}
 # Refusals that depend on the state of the database: they are only sent after the writer has
 # confirmed that it still owns it.
 _STATE_REFUSALS = (ConditionFailed, NotACounter, CounterOverflow)
@@ -97,11 +99,9 @@ class _Settling(NamedTuple):
 
     def charge(self, reply: _WriteReply[ReplyT], bill: GroupCharge, commit_count: int) -> None:
         """Charge the call of `reply`, which is answered or not, with the requests of its group."""
-        call, kind = reply.call, reply.builder.kind.name
+        call, kind = reply.call, reply.builder.kind
         is_operation = call.end is not None  # of a session: unary calls end by themselves
-        method = (
-            f"Session.{kind.lower()}" if is_operation else f"KV.{kind.title().replace('_', '')}"
-        )
+        method = (_OPERATIONS if is_operation else _METHODS)[kind]
         self.costs.charge(method, call.principal, bill.key, bill.sent, commit_count)
 
 

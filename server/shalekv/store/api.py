@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from shalekv.errors import InvalidRequest
 from shalekv.protocol.manifest import CasMode
-from shalekv.telemetry.activity import CURRENT
+from shalekv.telemetry.activity import CURRENT, SentCounts
 
 NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
@@ -73,8 +72,8 @@ class RequestCounts:
     def __init__(self) -> None:
         """Start with zero requests of each kind."""
         self._counts = dict.fromkeys(RequestKind, 0)
-        # Of activities that nobody was charged with, by identity; those that are gone disappear.
-        self._untaken = WeakValueDictionary[int, Counter[str]]()
+        # Of activities that nobody was charged with; those that are gone disappear.
+        self._untaken: set[ref[SentCounts]] = set()
         self._total: RequestCounts | None = None
         self.was_accepted = False  # the store has answered a request of this process with success
         self.refusal_retry_ms = REFUSAL_RETRY_MS  # retry refusals for so long, if `was_accepted`
@@ -85,25 +84,32 @@ class RequestCounts:
         sent = None if activity is None else activity.sent
         self._add(kind, count, sent)
         if sent is not None:
-            sent[kind] += count
+            sent[kind] = sent.get(kind, 0) + count
 
-    def _add(self, kind: RequestKind, count: int, sent: Counter[str] | None) -> None:
+    def _add(self, kind: RequestKind, count: int, sent: SentCounts | None) -> None:
         self._counts[kind] += count
         if sent is not None and not sent:  # its first request
-            self._untaken[id(sent)] = sent
+            self._untaken.add(ref(sent, self._untaken.discard))
         if self._total is not None:
             self._total._add(kind, count, sent)  # noqa: SLF001 - of the same class
 
-    def take(self, sent: Mapping[str, int]) -> bool:
+    def take(self, sent: SentCounts) -> bool:
         """Take the requests of an activity to charge them; returns whether nobody has before.
 
         They are its `sent`, those of this process. What it sends later has no activity.
         """
-        return self._untaken.pop(id(sent), None) is not None
+        untaken = ref(sent)
+        if untaken not in self._untaken:
+            return False
+        self._untaken.remove(untaken)
+        return True
 
-    def untaken(self) -> Iterator[Counter[str]]:
+    def untaken(self) -> Iterator[SentCounts]:
         """Yield the requests of activities that have not been taken and still exist."""
-        return self._untaken.values()
+        for each in [*self._untaken]:
+            sent = each()
+            if sent is not None:
+                yield sent
 
     def add_up_in(self, total: RequestCounts) -> None:
         """Count everything from now on in `total`, too."""

@@ -176,8 +176,12 @@ class StoreCallCounts:
 
     def begin(self, operation: Operation, name: str = "") -> CountedRequest:
         """Begin a call of `operation` with `name`, an object or a folder."""
-        folder = _folder(name)
-        return CountedRequest(self._of(operation, folder), self.slow, operation, name, folder)
+        folder = name.partition("/")[0]
+        count = self._counts.get((operation, folder))
+        if count is None:  # the first one, or elsewhere
+            folder = _folder(name)
+            count = self._of(operation, folder)
+        return CountedRequest(count, self.slow, operation, name, folder)
 
     def begin_many(self, operation: Operation, names: tuple[str, ...]) -> CountedRequest:
         """Begin a call of `operation` with these names at once."""

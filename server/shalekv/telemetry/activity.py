@@ -14,8 +14,7 @@ Times are of `time.perf_counter_ns`, or of the clock that the process has in its
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,21 @@ STAGES = ("queued", "encoded", "stored", "visible")  # of a group of commits
 # What calls wait for beside their commits and single requests (`CallActivity.waited_ns`).
 ADMISSION, READ_SET, TURN = "admission", "read set", "turn"
 REQUESTS_MAX = 64  # of one activity that are recorded one by one; all are counted
+
+
+class SentCounts(dict[str, int]):
+    """Requests that were sent over the wire, by `store.api.RequestKind`: what is paid for.
+
+    Each is a thing of its own in sets of weak references, whatever it contains.
+    """
+
+    __slots__ = ("__weakref__",)
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def add(self, sent: Mapping[str, int]) -> None:
+        """Add other requests."""
+        for kind, count in sent.items():
+            self[kind] = self.get(kind, 0) + count
 
 
 class StoreRequest:
@@ -67,8 +81,7 @@ class Activity:
         self.began_ns = began_ns
         self.requests: list[StoreRequest] = []  # in the order of their beginnings
         self.left_out = 0  # requests beyond `REQUESTS_MAX`
-        # Requests that were sent over the wire, by `store.api.RequestKind`: what is paid for.
-        self.sent: Counter[str] = Counter()
+        self.sent = SentCounts()
         self.span: Any = None  # of the tracer; None: the activity is not traced
 
     @property
@@ -144,7 +157,7 @@ class CallActivity(Activity):
         self.commit: CommitActivity | None = None  # the commit that made it durable
         # Requests of the log that its commit waits for in the queue; None: it is in no queue.
         self.queued_behind: Sequence[StoreRequest] | None = None
-        self.waited_ns: Counter[str] = Counter()  # for admission, a read set, a turn, and so on
+        self.waited_ns: dict[str, int] = {}  # for admission, a read set, a turn, and so on
         self.ssts_searched = 0
         self.blocks_cached = 0  # blocks that were at hand: in memory, or in a file that is open
         self.blocks_fetched = 0  # blocks that were waited for: of the store, or the cache on disk
@@ -201,7 +214,7 @@ class CommitActivity(Activity):
         if not self.sent:
             self.sent = displaced.sent  # itself: it is known where requests are counted
         else:
-            self.sent.update(displaced.sent)
+            self.sent.add(displaced.sent)
             displaced.sent.clear()
 
     @property
@@ -244,4 +257,5 @@ class Wait:
         """Note that it is over."""
         call = current_call()
         if call is not None:
-            call.waited_ns[self._what] += perf_counter_ns() - self._began_ns
+            waited_ns = perf_counter_ns() - self._began_ns
+            call.waited_ns[self._what] = call.waited_ns.get(self._what, 0) + waited_ns

@@ -15,10 +15,12 @@ one. No call pays for this with time of its own.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from shalekv.telemetry.activity import SentCounts
 from shalekv.telemetry.contained import contained
 from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.prices import PriceList
@@ -30,8 +32,9 @@ ANONYMOUS, NO_PREFIX = "anonymous", "none"
 ORIGINS_MAX = 100  # principals, and prefixes, that are told apart; each takes about 1 KB
 FORGET_MS = 3_600_000  # an origin without charges and calls for so long becomes a part of "other"
 PREFIX_BYTES_MAX = 64
-_SEPARATORS = b"/:"
+_PREFIX = re.compile(rb".[^/:]{0,%d}[/:]" % (PREFIX_BYTES_MAX - 2), re.DOTALL)
 _PRINTABLE = range(0x20, 0x7F)
+SHARES_MAX = 1_000  # between two transfers to the accounts; each takes about 0.5 KB
 
 
 class SentRequests(Protocol):
@@ -42,11 +45,11 @@ class SentRequests(Protocol):
         """All requests, by kind."""
         ...
 
-    def take(self, sent: Mapping[str, int]) -> bool:
+    def take(self, sent: SentCounts) -> bool:
         """Take the requests of an activity to charge them; returns whether nobody has before."""
         ...
 
-    def untaken(self) -> Iterator[Counter[str]]:
+    def untaken(self) -> Iterator[SentCounts]:
         """Yield the requests of activities that have not been taken and still exist."""
         ...
 
@@ -65,14 +68,28 @@ def prefix_of(key: bytes) -> str:
     A separator that is the first byte doesn't count, nor does one behind `PREFIX_BYTES_MAX`.
     Bytes that are no printable ASCII, and backslashes, are written as ``\xNN``.
     """
-    for end, byte in enumerate(key[1:PREFIX_BYTES_MAX], 2):
-        if byte in _SEPARATORS:
-            return "".join(map(_shown, key[:end]))
-    return NO_PREFIX
+    found = _PREFIX.match(key)
+    if found is None:
+        return NO_PREFIX
+    prefix = found[0].decode("latin-1")
+    if prefix.isascii() and prefix.isprintable() and "\\" not in prefix:
+        return prefix
+    return "".join(map(_shown, found[0]))
 
 
 def _shown(byte: int) -> str:
     return chr(byte) if byte in _PRINTABLE and byte != ord("\\") else f"\\x{byte:02x}"
+
+
+class _Share:
+    """What calls with the same three origins are charged with, since the last transfer."""
+
+    __slots__ = ("calls", "charged_ms", "sent")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.charged_ms = 0.0
+        self.sent = SentCounts()
 
 
 class _Account:
@@ -83,11 +100,11 @@ class _Account:
     def __init__(self, weight: int) -> None:
         self.weight = weight  # decides who is evicted
         self.calls = 0
-        self.sent = Counter[str]()
+        self.sent = SentCounts()
         self.changed_ms = 0.0
 
     def add(self, sent: Mapping[str, int], calls: int) -> None:
-        self.sent.update(sent)
+        self.sent.add(sent)
         self.calls += calls
 
 
@@ -164,14 +181,15 @@ class Costs:
         self.prices = prices
         self._sent = sent
         self._now_ms = now_ms
-        self._charged = Counter[str]()
+        # By method, principal and prefix: a charge is one addition, and not one for each of them.
+        self._shares: dict[tuple[str, str, str], _Share] = {}
         self._methods = Accounts(None)
         self._principals = Accounts()
         self._prefixes = Accounts()
 
     @contained
     def charge(
-        self, method: str, principal: str, key: bytes, sent: Mapping[str, int], calls: int = 1
+        self, method: str, principal: str, key: bytes, sent: SentCounts, calls: int = 1
     ) -> None:
         """Charge the requests of an activity, `Activity.sent`, to one call; the first time only.
 
@@ -179,28 +197,45 @@ class Costs:
         """
         if not self._sent.take(sent):
             return
-        self._charged.update(sent)
-        now_ms = self._now_ms()
-        weight = self.prices.cost(sent) or sum(sent.values())
-        # The calls of methods are counted elsewhere, and exactly.
-        self._methods.charge(method, sent, 0, weight=weight, now_ms=now_ms)
-        self._principals.charge(principal or ANONYMOUS, sent, 0, weight=weight, now_ms=now_ms)
-        self._prefixes.charge(prefix_of(key), sent, calls, weight=weight, now_ms=now_ms)
+        origins = (method, principal or ANONYMOUS, prefix_of(key))
+        share = self._shares.get(origins)
+        if share is None:
+            if len(self._shares) >= SHARES_MAX:
+                self._transfer()
+            share = self._shares[origins] = _Share()
+        share.calls += calls
+        share.charged_ms = self._now_ms()
+        share.sent.add(sent)
+
+    def _transfer(self) -> None:
+        """Move all shares to the accounts of their origins."""
+        for (method, principal, prefix), share in self._shares.items():
+            sent, now_ms = share.sent, share.charged_ms
+            weight = self.prices.cost(sent) or sum(sent.values())
+            # The calls of methods and principals are counted elsewhere, and exactly.
+            self._methods.charge(method, sent, 0, weight=weight, now_ms=now_ms)
+            self._principals.charge(principal, sent, 0, weight=weight, now_ms=now_ms)
+            self._prefixes.charge(prefix, sent, share.calls, weight=weight, now_ms=now_ms)
+        self._shares.clear()
 
     def add_calls(self, principal: str, calls: int) -> None:
         """Add calls that a principal has made."""
+        self._transfer()
         self._principals.add_calls(principal or ANONYMOUS, calls, self._now_ms())
 
     def background(self) -> Mapping[str, int]:
         """Return the requests that no call has caused."""
+        self._transfer()
         background = Counter[str](self._sent.by_kind)
-        background.subtract(self._charged)
+        for origin in self._methods.origins():  # which has an account for each
+            background.subtract(origin.sent)
         for each in self._sent.untaken():
             background.subtract(each)
         return +background
 
     def methods(self, calls: Mapping[str, int]) -> Iterator[Charges]:
         """Yield the methods. `calls` are all that were made, by method."""
+        self._transfer()
         charged = {origin.name: origin.sent for origin in self._methods.origins()}
         for name in {**charged, **calls}:
             yield Charges(name, calls.get(name, 0), charged.get(name, {}))
@@ -215,6 +250,7 @@ class Costs:
         return self._bounded(self._prefixes)
 
     def _bounded(self, accounts: Accounts) -> Iterator[Charges]:
+        self._transfer()
         accounts.forget(self._now_ms() - FORGET_MS)
         yield from accounts.origins()
         yield Charges(BACKGROUND, 0, self.background())

@@ -26,7 +26,10 @@ class Histogram:
     def add(self, value: int) -> None:
         """Count a value, which is not negative."""
         self.total += value
-        self.buckets[min((value | 1).bit_length(), BUCKET_COUNT) - 1] += 1
+        try:
+            self.buckets[(value | 1).bit_length() - 1] += 1
+        except IndexError:
+            self.buckets[-1] += 1
 
     def merge(self, buckets: Iterable[int], total: int) -> None:
         """Add the values of another histogram, given by its buckets, of which some may be left out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -28,7 +28,7 @@ from shalekv.protocol.transaction import (
 )
 from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES, MemoryRun
-from shalekv.telemetry.activity import CommitActivity
+from shalekv.telemetry.activity import CommitActivity, SentCounts
 
 # Memory of a commit beside its entries until it is durable, measured: the commit, the pending
 # reply, and the callback that completes it.
@@ -42,7 +42,7 @@ _new = tuple.__new__  # what `Entry()` and `Receipt()` call in the end, at half 
 class GroupCharge(NamedTuple):
     """What a group of commits costs. One of its commits gets it: so sums are exact."""
 
-    sent: Mapping[str, int]  # requests by `store.api.RequestKind`
+    sent: SentCounts
     key: bytes  # the first one of the commit; empty: it is a load
 
 

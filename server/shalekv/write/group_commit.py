@@ -130,7 +130,7 @@ class CommitQueue:
 
         The clock is read once for each group, and not for each commit. REQUIRES: as `front`.
         """
-        arrivals, order = self._arrivals, self.front.submit_order
+        arrivals, order = self._arrivals, self._commits[0].submit_order
         while len(arrivals) > 1 and arrivals[1][0] <= order:
             arrivals.popleft()
         return arrivals[0][1]

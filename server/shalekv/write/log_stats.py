@@ -32,6 +32,7 @@ class LogStats:
         self.bytes = 0  # of these groups, as they are accounted in the queue
         self.last_wal_id: int | None = None  # the object of the last group
         self.stages_us = {stage: Histogram() for stage in STAGES}
+        self._stages = [*self.stages_us.values()]
         self.group_commits = Histogram()  # commits of a group that wrote something
         self.group_bytes = Histogram()
         self._tracer = tracer
@@ -59,9 +60,10 @@ class LogStats:
             size_bytes=group.size_bytes,
         )
         activity.queued_ns = queued_ns
-        for displaced in self._displaced:
-            activity.take_over(displaced)
-        self._displaced.clear()
+        if self._displaced:
+            for displaced in self._displaced:
+                activity.take_over(displaced)
+            self._displaced.clear()
         group.activity = activity
 
     def displace(self, group: Group) -> None:
@@ -72,15 +74,19 @@ class LogStats:
         """Note that a group is durable."""
         activity = group.activity
         activity.stored_ns = perf_counter_ns()
-        for stage, duration_ns in activity.stages_ns.items():
-            self.stages_us[stage].add(duration_ns // 1_000)
+        queued, encoded, stored, _ = self._stages
+        began_ns, encoded_ns = activity.began_ns, activity.encoded_ns
+        queued.add((began_ns - activity.queued_ns) // 1_000)
+        if encoded_ns:
+            encoded.add((encoded_ns - began_ns) // 1_000)
+            stored.add((activity.stored_ns - encoded_ns) // 1_000)
 
     def visible(self, group: Group) -> None:
         """Note that reads show a group."""
         activity = group.activity
         activity.visible_ns = perf_counter_ns()
-        self.stages_us[STAGES[-1]].add((activity.visible_ns - activity.stored_ns) // 1_000)
-        if group.is_acknowledged:
+        self._stages[-1].add((activity.visible_ns - activity.stored_ns) // 1_000)
+        if self._tracer is not None and group.is_acknowledged:
             self._end(group)
 
     def count(self, group: Group) -> Commit:
@@ -95,12 +101,12 @@ class LogStats:
         self.bytes += group.size_bytes
         self.group_commits.add(len(writing))
         self.group_bytes.add(group.size_bytes)
-        return _drawn(writing, group.wal_id)
+        return writing[0] if len(writing) == 1 else _drawn(writing, group.wal_id)
 
     def acknowledged(self, group: Group) -> None:
         """Note that the commits of a group are settled."""
         group.is_acknowledged = True
-        if group.activity.visible_ns:
+        if self._tracer is not None and group.activity.visible_ns:
             self._end(group)
 
     def fail(self, group: Group, problem: str) -> None:
@@ -115,7 +121,7 @@ class LogStats:
 
 def charge_of(group: Group, commit: Commit) -> GroupCharge:
     """Build the bill of a group for the commit that is charged with it."""
-    first = (*commit.entries[:1], *commit.range_tombstones[:1])
+    first = commit.entries or commit.range_tombstones
     return GroupCharge(group.activity.sent, first[0].key if first else b"")
 
 

@@ -35,9 +35,9 @@ CALL = Call(peer="test")
 COMMITS = 20
 TOGETHER = 64  # puts of one turn of the loop
 NO_POLLS = {"fence_poll_ms": 600_000, "open_timeout_ms": 600_000}  # which are requests, too
-# Python functions that are called for a put; measured, and a tenth more. A group costs 25 for its
+# Python functions that are called for a put; measured, and a tenth more. A group costs 33 for its
 # activity, its stages and its bill, which a lone put pays alone.
-FRAMES_MAX = {1: 236, TOGETHER: 38}
+FRAMES_MAX = {1: 224, TOGETHER: 33}
 
 
 class CountingFiles(FileSystem):

@@ -83,7 +83,7 @@ def test_the_sums_of_each_dimension_are_all_requests(seed: int, steps: int) -> N
                 process.send(RequestKind.READ, 1, ended)  # its task has gone on
             del ended
         del activity
-        open_now = sum((each.sent for each in going_on), Counter[str]())
+        open_now = sum((Counter(each.sent) for each in going_on), Counter[str]())
         everything = Counter[str](process.sent.by_kind)
         assert process.sums() == [+(everything - open_now)] * len(DIMENSIONS)
         for number, origins in enumerate(process.dimensions()):

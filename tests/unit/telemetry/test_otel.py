@@ -62,7 +62,7 @@ def do_job(tracer: OtelTracer) -> None:
         attributes["shalekv.collection.deleted_objects"] = 9
         job = CURRENT.get()
         assert job is not None
-        job.sent["delete"] += 4
+        job.sent.add({"delete": 4})
         job.begin_request("delete", "wal/0001", now_ns()).ended_ns = now_ns()
         raise StoreBroken("file:///database", "delete", "wal/0001", "")
 

@@ -8,7 +8,7 @@ from collections import Counter
 from shalekv.format.records import ReplyKind
 from shalekv.protocol.transaction import Put
 from shalekv.store.api import RequestKind
-from shalekv.telemetry.activity import STAGES, CommitActivity
+from shalekv.telemetry.activity import STAGES, CommitActivity, SentCounts
 from shalekv.write.commit import Commit, GroupCharge, KeyedRequest, Receipt, changes_bytes
 from shalekv.write.idempotency import Idempotency
 from tests.kit.engine.commits import put
@@ -166,7 +166,7 @@ def test_a_copy_of_a_request_is_not_charged_again() -> None:
     keyed = KeyedRequest(b"k", b"h" * 16, 0, ReplyKind.PUT, lambda _: b"")
     pending = idempotency.begin(keyed, first.settle)
     pending.waiting.append(copy.settle)
-    bill = GroupCharge({WRITE: 1}, b"k")
+    bill = GroupCharge(SentCounts({WRITE: 1}), b"k")
     pending.settle(Receipt(7, 1, bill=bill))
     assert first.outcomes == [Receipt(7, 1, bill=bill)]
     assert copy.outcomes == [Receipt(7, 1)]
