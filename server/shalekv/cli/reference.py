@@ -62,12 +62,7 @@ text format of Prometheus if `Accept` prefers that; and `/livez` and `/readyz`, 
 [health.md](health.md) describes. `shalekv serve` shows the metrics of its compactor and collector
 as well; `shalekv compactor` and `shalekv collector` have the flag for when they run by themselves.
 
-```yaml
-scrape_configs:
-  - job_name: shalekv
-    static_configs: [{targets: ["127.0.0.1:9654"]}]
-    # With --tls-cert: `scheme: https` and `tls_config`. With tokens: `authorization`.
-```
+[observability.md](observability.md#prometheus) has a configuration of Prometheus.
 
 The port has the TLS and the callers of `--listen`: certificates of clients, or
 `Authorization: Bearer`. Once an access policy is enforced, a caller that is allowed anything at all

@@ -29,6 +29,8 @@ from shalekv.write.pending_replies import PendingReply
 from shalekv_wire.status import StatusCode
 from shalekv_wire.trace_context import TRACE_ID
 
+PROFILE = "Admin.Profile"  # it takes as long as its caller says, so it is never slow
+
 T = TypeVar("T")
 
 
@@ -156,7 +158,7 @@ class CallTelemetry:
             commit, behind = noted.activity.commit, noted.activity.queued_behind
         self._end_span(noted, code, commit)
         self._charge(noted)
-        if ended_ns - noted.began_ns > self.slow_ns:
+        if ended_ns - noted.began_ns > self.slow_ns and noted.method != PROFILE:
             self._note(noted, ended_ns, code, commit, behind)
 
     @contained

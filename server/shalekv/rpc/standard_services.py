@@ -28,6 +28,7 @@ from shalekv_wire.status import CallFailed, StatusCode
 
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 WHOLE_SERVER = ""  # name of the whole server in health checks
+NO_SUCH_CALLS = "this process answers no such calls"  # why another service is not ready
 V1_PACKAGE = "grpc.reflection.v1"
 V1ALPHA_PACKAGE = "grpc.reflection.v1alpha"
 
@@ -90,7 +91,7 @@ class HealthService:
             return None
         if self._serves[WHOLE_SERVER] is None:
             return "this process does not serve yet: it opens its database, or its logs"
-        return self._why.get(service, "this process answers no such calls")
+        return self._why.get(service, NO_SUCH_CALLS)
 
     def _check(self, request: _Check, _call: Call) -> _Health:
         status = self._status(request.service)

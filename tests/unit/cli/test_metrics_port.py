@@ -1,4 +1,4 @@
-"""The port of metrics: an address that is open to the network, and one that is taken."""
+"""The port of metrics: who may reach it, and what a process answers there that has no other."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import socket
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 
 from shalekv.cli.commands.serve import serve
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.main import shalekv
+from shalekv.cli.process.endpoint import serving_alone, sources_of
+from shalekv.settings import CollectorConfig
 
 ROLES = ("serve", "reader", "safekeeper", "compactor", "collector")
 
@@ -35,3 +39,17 @@ def test_taken_port_is_told_before_the_database_is_opened(tmp_path: Path) -> Non
     assert result.exit_code == ExitCode.ADDRESS_IN_USE
     assert f"--metrics {address}: Address already in use: stop what listens there" in result.stderr
     assert not (tmp_path / "db").exists()
+
+
+async def test_a_process_without_calls_is_ready_for_its_own_work_alone() -> None:
+    """A balancer that asks a collector for a writer, or a reader, is told that it is none."""
+    config = {"telemetry": {"metrics": "127.0.0.1:0"}, "server": {"log_format": "json"}}
+    settings = CollectorConfig.model_validate(config)
+    with capture_logs() as logs:
+        async with serving_alone(settings, sources_of("collector")), ClientSession() as session:
+            url = logs[0]["url"].replace("metrics", "readyz")
+            answers = [
+                await session.get(url + role) for role in ("", "?role=writer", "?role=reader")
+            ]
+            assert [answer.status for answer in answers] == [200, 503, 503]
+            assert await answers[1].text() == "this process answers no such calls\n"

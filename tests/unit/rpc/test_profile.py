@@ -7,9 +7,12 @@ import signal
 import pytest
 
 from shalekv.clock import LoopClock
+from shalekv.rpc.call_telemetry import Recorders
+from shalekv.telemetry.slow_calls import SlowCalls
 from shalekv.v1 import admin_pb2
 from shalekv_client import Client, NotApplied, ProfileFormat
-from tests.kit.serving.rpc import serving
+from tests.kit.serving.memory_service import MemoryKv
+from tests.kit.serving.rpc import serving, serving_of
 
 
 async def until_sampling(*, is_so: bool) -> None:
@@ -25,6 +28,17 @@ async def test_a_client_gets_a_profile() -> None:
         assert page.text.startswith("<!DOCTYPE html>")
         with pytest.raises(NotApplied, match="duration_ms: must be 100 to 60000, not 99"):
             await client.profile(99)
+
+
+async def test_a_profile_is_no_slow_call() -> None:
+    """It takes as long as its caller says; an alert about slow calls must not fire for it."""
+    slow_calls = SlowCalls(1, LoopClock())
+    async with (
+        serving_of(MemoryKv(), recorders=Recorders(slow_calls)) as it,
+        Client(it.server.listen) as client,
+    ):
+        await client.profile(100)
+    assert "Admin.Profile" not in slow_calls.counts
 
 
 async def test_a_second_profile_is_refused_with_the_reason() -> None:

@@ -19,7 +19,7 @@ from shalekv.errors import InvalidSetting
 from shalekv.rpc.certificate_expiry import CertificateExpiry
 from shalekv.rpc.native_server import Door
 from shalekv.rpc.server import Server
-from shalekv.rpc.standard_services import WHOLE_SERVER
+from shalekv.rpc.standard_services import NO_SUCH_CALLS, WHOLE_SERVER
 from shalekv.settings import (
     CollectorConfig,
     CompactorConfig,
@@ -119,7 +119,7 @@ async def serving_alone(
 
 
 def _problem_without_calls(service: str) -> str | None:
-    return None if service == WHOLE_SERVER else "this process answers no such calls"
+    return None if service == WHOLE_SERVER else NO_SUCH_CALLS
 
 
 def refuse_exposed_metrics(
