@@ -8,8 +8,8 @@ import click
 
 from shalekv.cli.console.lazy_commands import CommandTable, LazyCommands
 
-_HELP = """Print what a server costs and where it spends its time; complete crashed creates; repair
-a database after a wrong clock.
+_HELP = """Print what a server costs, its slow calls, and where it spends its time; complete crashed
+creates; repair a database after a wrong clock.
 
 \b
 Examples:
