@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -59,6 +59,18 @@ Attributes: TypeAlias = Mapping[str, str | int]
 _log = structlog.get_logger(__name__)
 
 
+class _ProcessResource(Resource):
+    """The process, which encoders look up for each span: by a hash that is made once."""
+
+    def __hash__(self) -> int:
+        """Return the hash of its attributes, which do not change."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+
 class _OpenSpan:
     """A span that has begun: its name for others, and what is known of it."""
 
@@ -93,7 +105,7 @@ class OtelTracer:
         self._now_ns = now_ns
         self._offset_ns = self._offset_until_ns = 0
         self._ids = RandomIdGenerator()
-        self._resource = Resource.create(
+        described = Resource.create(
             {
                 "service.name": "shalekv",
                 "service.version": VERSION,
@@ -102,6 +114,7 @@ class OtelTracer:
                 "shalekv.database.url": database_url,
             }
         )
+        self._resource = _ProcessResource(described.attributes, described.schema_url)
         self._sink = _Sink(endpoint)
 
     @property

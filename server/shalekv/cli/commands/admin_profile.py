@@ -29,7 +29,7 @@ The default is text; for a PATH that ends in .html or .json, it is html or speed
 It observes the thread that answers calls, of the process that takes this one: of several reader
 processes (--processes), any of them. Compactor and collector are other processes. It shows names of
 functions and files, and no keys or values. The server needs an extra: pip install
-'shalekv[profile]'. Meanwhile it is about 1 % slower. Needs the verb admin.
+'shalekv[profile]'. Needs the verb admin.
 
 \b
 Examples:
