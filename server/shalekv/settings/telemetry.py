@@ -35,8 +35,8 @@ class JobTelemetrySettings(Settings):
     metrics: str = Field(
         default="",
         description="HOST:PORT at which this process serves /metrics (OpenMetrics), /livez and "
-        "/readyz over HTTP; port 0 picks a free one. It has TLS and asks for tokens as --listen "
-        "does, and an address other than loopback needs --tls-cert, or --insecure. Not set: none.",
+        "/readyz over HTTP; port 0 picks a free one. It has TLS and asks for tokens as the port of "
+        "gRPC does; an address other than loopback needs --tls-cert, or --insecure. Not set: none.",
         json_schema_extra={"user": "operator: Prometheus, and probes of Kubernetes"},
     )
     slow_ms: int = Field(

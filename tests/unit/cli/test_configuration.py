@@ -76,6 +76,10 @@ TOGETHER = {
 }
 
 
+# Values of settings that are texts of a form.
+TEXTS = {"otlp_endpoint": "http://127.0.0.1:1", "usd_per_1000": "writes=0.005"}
+
+
 @pytest.mark.parametrize("setting", list(settings_of(WriterConfig)), ids=lambda s: s.toml_key)
 def test_every_setting_has_three_names(
     setting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,9 +90,11 @@ def test_every_setting_has_three_names(
     elif setting.choices:
         text, toml = setting.choices[-1], f'"{setting.choices[-1]}"'
     elif setting.field.annotation is str:
-        text, toml = "127.0.0.1:1", '"127.0.0.1:1"'
+        text = TEXTS.get(setting.name, "127.0.0.1:1")
+        toml = f'"{text}"'
     else:
-        text = toml = str(next(rule.le for rule in setting.field.metadata if hasattr(rule, "le")))
+        most = next(rule.le for rule in setting.field.metadata if hasattr(rule, "le"))
+        text = toml = str(setting.field.annotation(most) if setting.name == "trace_ratio" else most)
     flags = {} if setting.name == "url" else dict(URL)
     if setting.name == "safekeepers":
         flags["wal"] = "quorum"  # which they belong to

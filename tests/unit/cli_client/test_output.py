@@ -267,6 +267,7 @@ WITHOUT_FORMAT = {
     ),
     **dict.fromkeys(("tls init", "tls revoke"), "files"),
     "completion": "a script",
+    "admin profile": "a profile, see --output-format",
     "dump": "rows, see --output-format",
     "shell": "a prompt",
     "top": "a picture of `status`",

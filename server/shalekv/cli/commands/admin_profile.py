@@ -47,7 +47,7 @@ Examples:
     help="How long to observe.",
 )
 @click.option(
-    "--format",
+    "--output-format",
     "format_name",
     type=click.Choice(list(FORMATS)),
     help="The format.  [default: by the ending of PATH, or text]",
