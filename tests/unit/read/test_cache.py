@@ -224,7 +224,7 @@ async def test_what_a_load_requests_is_recorded_for_all_that_wait() -> None:
         current = CURRENT.get()
         assert current is not None
         request = current.begin_request("get_range", "levels/1", 0)
-        current.sent["read"] += 1
+        current.sent.add({"read": 1})
         try:
             return await loads.fetch()
         finally:
