@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import Token
 from typing import Generic, NamedTuple, TypeVar
 
@@ -139,7 +140,8 @@ class Cache(Generic[K, V]):
             self._hand_over(key, load)
             raise
         finally:
-            CURRENT.reset(token)
+            with suppress(ValueError):  # whoever closes a load that was left has another context
+                CURRENT.reset(token)
         self._end(key, load)
         self.keep(key, *fetched)
         for waiter in load.waiters:
