@@ -1,1 +1,1 @@
-"""What is in ops/, run by a real Prometheus over real processes."""
+"""Runs of the files in ops/ by a real Prometheus over real processes."""

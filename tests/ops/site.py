@@ -76,7 +76,7 @@ class Site:
 
 
 def by_way_of(proxy: Proxy) -> dict[str, str]:
-    """What a process needs to reach the bucket."""
+    """Settings with which a process reaches the bucket."""
     return proxy.server.environment | {"SHALEKV_STORE__ENDPOINT_URL": proxy.server.endpoint}
 
 

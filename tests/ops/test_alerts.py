@@ -35,7 +35,7 @@ NOT_INJECTED = {"MemoryFull", "OldPins"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of one alert of a fault."""
+    """Outcome of one alert of a fault."""
 
     fault: str
     alert: str

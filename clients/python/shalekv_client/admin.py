@@ -353,7 +353,7 @@ class CostDimension(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OriginCost:
-    """What the calls of one method, principal or prefix have cost since the server began."""
+    """Cost of the calls of one method, principal or prefix since the server began."""
 
     dimension: CostDimension
     name: str  # "background": no call has caused it; "other": those with little

@@ -180,7 +180,7 @@ class ServerCall(Stream):
 
     @property
     def names(self) -> CallNames:
-        """What the client has named the call; replies and errors have it in their metadata."""
+        """Request id and trace of the call; replies and errors have them in their metadata."""
         return self.head.names
 
     def set_header(self, metadata: Metadata) -> None:

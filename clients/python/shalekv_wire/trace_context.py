@@ -31,7 +31,7 @@ class SpanContext:
 
 
 class CallNames(NamedTuple):
-    """What the caller of a call has named it."""
+    """Names that a caller gives its call: a request id, and the span that it is part of."""
 
     request_id: str = ""  # printable ASCII; empty: it has none
     parent: SpanContext | None = None  # the span of the caller; None: it has told none

@@ -1,4 +1,4 @@
-"""What is noted of calls and of operations of sessions: counts, traces, and slow ones.
+"""Telemetry of calls and of operations of sessions: counts, traces, and slow calls.
 
 A call that is answered at once, or waits for its commit alone, has no activity. One that needs a
 task has one, which is `CURRENT` in the context of that task. A call that is traced has one from its
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Recorders:
-    """What records calls of a process, beside their counts."""
+    """Recorders of the calls of a process, beside their counts."""
 
     slow_calls: SlowCalls
     tracer: Tracer | None = None  # None: no call is traced
@@ -113,7 +113,7 @@ class NotedStream:
 
 
 class CallTelemetry:
-    """What is noted of the calls of one adapter; traces and slow calls are of the process.
+    """Telemetry of the calls of one adapter; traces and slow calls are of the process.
 
     No call fails because of it.
     """

@@ -57,7 +57,7 @@ class ServerCall(Protocol):
 
     @property
     def names(self) -> CallNames:
-        """What the client has named the call. Its replies, and its status, tell them."""
+        """Request id and trace of the call; its replies and its status repeat them."""
         ...
 
     def set_header(self, metadata: Sequence[tuple[str, str]]) -> None:

@@ -90,7 +90,7 @@ async def archived_reply(
 
 
 class _Settling(NamedTuple):
-    """What the replies of all writes need when their commits are settled."""
+    """Parts that the replies of all writes need when their commits are settled."""
 
     log: GroupCommit
     waiting: PendingReplies

@@ -30,7 +30,7 @@ class PriceChoice(StrEnum):
 
 
 class JobTelemetrySettings(Settings):
-    """What a process without calls tells operators about itself; it records all of its jobs."""
+    """Metrics, costs and traces of a process without calls; it records all of its jobs."""
 
     metrics: str = Field(
         default="",
@@ -101,7 +101,7 @@ class JobTelemetrySettings(Settings):
 
 
 class TelemetrySettings(JobTelemetrySettings):
-    """What a process tells operators about itself."""
+    """Metrics, costs, traces and slow calls of a process that answers calls."""
 
     trace_ratio: float = Field(
         default=0.01,

@@ -1,1 +1,1 @@
-"""What the processes of a database tell about themselves: metrics, activities, traces, costs."""
+"""Telemetry of the processes of a database: metrics, activities, traces, costs."""

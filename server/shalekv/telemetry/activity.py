@@ -1,4 +1,4 @@
-"""What one call, one commit or one job has done, step by step: for slow calls, traces and costs.
+"""Activities: times and requests of one call, commit or job, for slow calls, traces and costs.
 
 The store records each request in the activity of the task that has sent it (`CURRENT`). Tasks
 inherit it from those that create them, so a call that is answered without a task needs none:
@@ -72,7 +72,7 @@ class StoreRequest:
 
 
 class Activity:
-    """What has been done so far for one purpose."""
+    """Requests to the store for one purpose, and when it began."""
 
     __slots__ = ("began_ns", "left_out", "requests", "sent", "span")
 
@@ -105,7 +105,7 @@ class Activity:
 
 
 class SharedActivity(Activity):
-    """What one task does for several activities that wait for it, such as the load of a block.
+    """Activity of one task that several others wait for, such as the load of a block.
 
     All of them record its requests; the one that began it is charged with them.
     """

@@ -1,4 +1,4 @@
-"""What records calls and commits must not make them fail: a bug in it is logged, and no more."""
+"""Decorator for what records calls and commits: its bugs are logged, and fail none of them."""
 
 from __future__ import annotations
 

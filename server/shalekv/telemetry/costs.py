@@ -55,7 +55,7 @@ class SentRequests(Protocol):
 
 
 class Charges(NamedTuple):
-    """What has been charged to one name of a dimension."""
+    """Requests that were charged to one name of a dimension."""
 
     name: str
     calls: int
@@ -82,7 +82,7 @@ def _shown(byte: int) -> str:
 
 
 class _Share:
-    """What calls with the same three origins are charged with, since the last transfer."""
+    """Requests charged to calls with the same three origins, since the last transfer."""
 
     __slots__ = ("calls", "charged_ms", "sent")
 
@@ -93,7 +93,7 @@ class _Share:
 
 
 class _Account:
-    """What one name is charged with."""
+    """Calls and requests of one name."""
 
     __slots__ = ("calls", "changed_ms", "sent", "weight")
 

@@ -31,7 +31,7 @@ class MetricType(enum.StrEnum):
 
 
 class MergeRule(enum.StrEnum):
-    """What becomes of samples with the same labels from several processes of one server."""
+    """Rule by which samples with the same labels from several processes become one."""
 
     SUM = "sum"
     MAX = "max"

@@ -343,7 +343,7 @@ class _CountingExporter(SpanExporter):
 
 
 class _LastProblem(logging.Filter):
-    """What the exporter says about a failure, in plain words, in place of its lines in the log."""
+    """Last failure of the exporter, in plain words, in place of its lines in the log."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ _new = tuple.__new__  # what `Entry()` and `Receipt()` call in the end, at half 
 
 
 class GroupCharge(NamedTuple):
-    """What a group of commits costs. One of its commits gets it: so sums are exact."""
+    """Requests of a group of commits. One of its commits gets them, so sums are exact."""
 
     sent: SentCounts
     key: bytes  # the first one of the commit; empty: it is a load

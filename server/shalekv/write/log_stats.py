@@ -1,4 +1,4 @@
-"""What a log has made durable: counts, the stages of its groups, and who is charged for them."""
+"""Statistics of a log: counts, the stages of its groups, and who is charged for them."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class StalledPut:
         await asyncio.gather(*(self.put(f"k{at}", metadata.get(at, ())) for at in range(count)))
 
     async def slow_calls(self) -> list[admin_pb2.SlowCall]:
-        """What the server tells, the newest first."""
+        """The slow calls that the server lists, the newest first."""
         return [*(await self.admin.ListSlowCalls(admin_pb2.ListSlowCallsRequest())).calls]
 
 

@@ -132,7 +132,7 @@ def _sum(kind: str, rates: Iterable[Rate]) -> Rate:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one origin has caused in some time, or all of them."""
+    """Calls and requests of one origin in some time, or of all of them."""
 
     name: str
     calls: int
@@ -147,7 +147,7 @@ class Spent:
 
 
 def spent(dimension: CostDimension, before: Stats | None, after: Stats) -> list[Spent]:
-    """What each origin has caused since `before`, or since the start, and then the sum.
+    """Return calls and requests of each origin since `before` or the start, and then the sum.
 
     A server that has started in between counts since its start.
     """

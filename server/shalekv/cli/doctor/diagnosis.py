@@ -1,4 +1,4 @@
-"""What a check has found: its severity, the evidence, and the command that helps.
+"""Finding of a check: its severity, the evidence, and the command that helps.
 
 `checked` runs a check, with a deadline.
 """

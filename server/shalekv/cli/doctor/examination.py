@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # of shalekv[server]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is examined, and how."""
+    """Subjects of an examination, and how they are reached."""
 
     url: str | None  # None: no database
     target: Target | None  # None: no servers

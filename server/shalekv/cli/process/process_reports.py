@@ -175,7 +175,7 @@ class _Role:
 
 
 class ChildReports:
-    """What the children of one server have reported, added up over their restarts."""
+    """Reports of the children of one server, added up over their restarts."""
 
     def __init__(self, clock: Clock) -> None:
         """Begin without children."""

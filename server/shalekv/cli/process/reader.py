@@ -94,7 +94,7 @@ class _Message(BaseModel):
 
 
 class Asked(enum.StrEnum):
-    """What somebody asks one process for, and is told about all of them."""
+    """Question to one process that is answered for all of them."""
 
     STATUS = "status"  # `admin_pb2.StatusReply`
     METRICS = "metrics"  # `Metrics.encode`

@@ -1,4 +1,4 @@
-"""What the verbs of `shalekv shell` do, all with one client."""
+"""Verbs of `shalekv shell`, all with one client."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import chain, islice
 from json.encoder import encode_basestring_ascii
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError, Message
 
@@ -42,6 +42,7 @@ from shalekv.protocol.access import Verb
 from shalekv.server.access.audit_file import AuditFile
 from shalekv.server.access.authenticator import network_of
 from shalekv.settings import AccessSettings, AuditKeys, AuditLevel
+from shalekv.telemetry.slow_calls import NamedCall
 from shalekv.v1 import admin_pb2 as admin
 from shalekv.v1 import kv_pb2 as kv
 
@@ -68,30 +69,6 @@ _CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), 127)}
 _SECRET_OF_PROCESS = os.urandom(HASH_BYTES)  # before there is one of a policy
 _Key: TypeAlias = bytes | kv.KeyRange
 Outcome: TypeAlias = Message | bytes | BaseException | None
-
-
-class AuditedCall(Protocol):
-    """Facts of a call for its line."""
-
-    @property
-    def peer(self) -> str:
-        """The address of the client."""
-        ...
-
-    @property
-    def principal(self) -> str:
-        """The name of who calls; empty: anonymous."""
-        ...
-
-    @property
-    def request_id(self) -> str:
-        """The name that the client gave the call."""
-        ...
-
-    @property
-    def trace_id(self) -> str:
-        """The trace that the call is part of."""
-        ...
 
 
 # What operations do, and from which level on they have lines. All others are reads of the status.
@@ -191,7 +168,7 @@ class _Origins:
         self._principals: dict[str, _Origin] = {}
         self._addresses: dict[str, _Origin] = {}
 
-    def of(self, call: AuditedCall, now_ms: float) -> _Origin:
+    def of(self, call: NamedCall, now_ms: float) -> _Origin:
         """Return the origin of a call."""
         if call.principal:
             known, name, places = self._principals, call.principal, PRINCIPALS_MAX
@@ -254,7 +231,7 @@ class AuditLog:
         """Return whether operations with such requests have lines, even if they are allowed."""
         return request_type in self._noted or (self._notes_all and request_type not in _OPENINGS)
 
-    def begin(self, call: AuditedCall, request: Message, request_bytes: int) -> AuditEntry:
+    def begin(self, call: NamedCall, request: Message, request_bytes: int) -> AuditEntry:
         """Note that an operation begins; a watch, which may never end, has a line for that."""
         began_ms = self._clock.monotonic_ms()
         head, changes = self._head(call, request), type(request) in _CHANGES
@@ -265,7 +242,7 @@ class AuditLog:
 
     def refuse(
         self,
-        call: AuditedCall,
+        call: NamedCall,
         request: Message | None,
         size_bytes: int | None,
         error: BaseException,
@@ -323,7 +300,7 @@ class AuditLog:
             self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return f"{self._second_text}.{rest_ms:03d}Z"
 
-    def _head(self, call: AuditedCall, request: Message | None, *, is_known: bool = True) -> str:
+    def _head(self, call: NamedCall, request: Message | None, *, is_known: bool = True) -> str:
         parts = [
             f',"principal":{_text(call.principal)},"peer":{_text(call.peer)}',
             f',"request_id":{_text(call.request_id)}' if call.request_id else "",
