@@ -30,6 +30,19 @@ def test_no_role_tells_strangers_by_accident(role: str) -> None:
     assert "accept this with --insecure" in text
 
 
+@pytest.mark.parametrize("role", ROLES[:3])
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::]"])
+def test_the_port_of_metrics_is_not_that_of_calls(role: str, host: str, tmp_path: Path) -> None:
+    """The message names both settings, before anything is started or created."""
+    flags = ["--url", f"file://{tmp_path}/db", "--listen", f"{host}:7655", "--insecure"]
+    flags += ["--data", f"{tmp_path}/data"] if role == "safekeeper" else []
+    result = CliRunner().invoke(shalekv, [role, *flags, "--metrics", "127.0.0.1:7655"])
+    assert result.exit_code == ExitCode.USAGE
+    text = " ".join(result.stderr.split())
+    assert f"--metrics 127.0.0.1:7655 and --listen {host}:7655 are one port" in text
+    assert not [*tmp_path.iterdir()]
+
+
 def test_taken_port_is_told_before_the_database_is_opened(tmp_path: Path) -> None:
     """The message names flag and address, and no database is created."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -21,10 +21,10 @@ from shalekv.cli.process.endpoint import bound, sources_of
 from shalekv.cli.process.gc_tuning import tune_garbage_collector
 from shalekv.cli.process.lifecycle import (
     bind_port,
+    check_ports,
     is_exposed,
     open_behind,
     open_runtime,
-    refuse_exposure,
     run_role,
     run_server,
 )
@@ -173,7 +173,7 @@ def safekeeper(context: click.Context, /, *, config: Path | None, **flags: Any) 
         return
     try:
         settings = load_settings(flags, config, SafekeeperConfig)
-        refuse_exposure(settings.server, settings.tls, settings.telemetry)
+        check_ports(settings)
         _refuse_strangers(settings)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None

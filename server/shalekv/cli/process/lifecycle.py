@@ -55,12 +55,10 @@ from shalekv.settings import (
     LogFormat,
     ReaderConfig,
     SafekeeperConfig,
-    TelemetrySettings,
     Wire,
     WriterConfig,
 )
 from shalekv.settings.budget import with_memory_shares
-from shalekv.settings.security import TlsSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.opening import open_store
 from shalekv.store.url import is_loopback
@@ -73,6 +71,7 @@ from shalekv.wording import Trouble
 FAILED_GRACE_MS = 1_000
 READINESS_POLL_MS = 500
 FILES_WANTED = 65_536  # open at once: connections, and files of a store on a disk
+_EVERY_HOST = ("0.0.0.0", "[::]")  # noqa: S104 - looked for, not bound
 # A worker that computes leaves the interpreter to the event loop after this time; the default is
 # ten times as long, and the loop waits for it each time that it has slept.
 SWITCH_S = 0.000_5
@@ -358,7 +357,7 @@ def serving_settings(flags: dict[str, Any], config: Path | None, model: type[Ser
     except ValueError as error:
         message = f"--{error}".replace("memory_bytes", "memory-bytes", 1)
         raise InvalidSetting(message) from None
-    refuse_exposure(settings.server, settings.tls, settings.telemetry)
+    check_ports(settings)
     return settings
 
 
@@ -421,19 +420,34 @@ def _raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def refuse_exposure(
-    settings: EndpointSettings, tls: TlsSettings, telemetry: TelemetrySettings
-) -> None:
-    """Raise `InvalidSetting` when a port is open to the network without TLS or `insecure`."""
-    refuse_exposed_metrics(telemetry, settings, tls)
-    if tls.has_certificate or not is_exposed(settings):
+def check_ports(settings: WriterConfig | ReaderConfig | SafekeeperConfig) -> None:
+    """Raise `InvalidSetting` when both ports are one, or one of them is exposed.
+
+    Exposed is what is open to the network without TLS or `insecure`.
+    """
+    listen, metrics = settings.server.listen, settings.telemetry.metrics
+    if _is_one_port(listen, metrics):
+        raise InvalidSetting(
+            f"--metrics {metrics} and --listen {listen} are one port, and each needs its own: give "
+            "one of them another port"
+        )
+    refuse_exposed_metrics(settings.telemetry, settings.server, settings.tls)
+    if settings.tls.has_certificate or not is_exposed(settings.server):
         return
     raise InvalidSetting(
-        f"--listen {settings.listen} is open to the network, and connections are neither "
+        f"--listen {listen} is open to the network, and connections are neither "
         "encrypted nor authenticated: anyone who reaches the port can read and change everything. "
         "Give --tls-cert and --tls-key (`shalekv tls init` makes some for trials), or accept this "
         "with --insecure."
     )
+
+
+def _is_one_port(one: str, other: str) -> bool:
+    """Return whether two addresses, one of which may be empty, have a port in common."""
+    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
+    if one.startswith(UNIX) or not other or int(port) != int(other_port) or not int(port):
+        return False
+    return host == other_host or not {host, other_host}.isdisjoint(_EVERY_HOST)
 
 
 def is_exposed(settings: EndpointSettings) -> bool:
