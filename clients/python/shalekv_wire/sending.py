@@ -190,8 +190,11 @@ class Sender:
         block = _STATUS_200 + self.fields.repeated(*_CONTENT_TYPE) + more_fields
         self.headers(stream_id, block)
 
-    def reply(self, stream: Sending, message: bytes) -> None:
-        """Send header, one message and the status OK. REQUIRES: nothing was sent on the stream."""
+    def reply(self, stream: Sending, message: bytes, more_fields: bytes = b"") -> None:
+        """Send header, one message and the status OK. REQUIRES: nothing was sent on the stream.
+
+        `more_fields` of the header refer to no dynamic entry.
+        """
         size = len(message) + PREFIX_BYTES
         if (
             not self._is_indexed
@@ -201,24 +204,29 @@ class Sender:
             or size > PAYLOAD_BYTES_MAX
             or self._held_bytes > TURN_BYTES_MAX
         ):
-            self._reply_in_parts(stream, message)
+            self._reply_in_parts(stream, message, more_fields)
             return
         self.window -= size
         self._held_bytes += size
         stream_id = stream.id
-        self._frames += (
-            _REPLY(
+        if more_fields:
+            head = header_frames(_KNOWN_HEADER + more_fields, 0, stream_id)
+            head += _MESSAGE(0, size, DATA, 0, stream_id, 0, size - PREFIX_BYTES)
+        else:
+            head = _REPLY(
                 *(0, 2, HEADERS, END_HEADERS, stream_id, _KNOWN_HEADER),
                 *(0, size, DATA, 0, stream_id, 0, size - PREFIX_BYTES),
-            ),
+            )
+        self._frames += (
+            head,
             message,
             _TRAILERS(0, 1, HEADERS, END_HEADERS | END_STREAM, stream_id, _KNOWN_TRAILERS),
         )
         self.wake()
         stream.on_local_end()
 
-    def _reply_in_parts(self, stream: Sending, message: bytes) -> None:
-        self.response_header(stream.id)
+    def _reply_in_parts(self, stream: Sending, message: bytes, more_fields: bytes) -> None:
+        self.response_header(stream.id, more_fields)
         self.message(stream, message)
         if stream.unsent is None:
             self.headers(stream.id, self.fields.repeated(*_OK), ends=True)

@@ -24,13 +24,14 @@ from shalekv_wire.headers import (
 )
 from shalekv_wire.status import CallFailed, Metadata, StatusCode
 from shalekv_wire.stream import MESSAGE_OVERHEAD_BYTES, TASK_COST, Owner, Stream, wake
-from shalekv_wire.trace_context import UNNAMED, CallNames
+from shalekv_wire.trace_context import TRACE_ID, UNNAMED, CallNames
 
 UnaryHandler: TypeAlias = Callable[["ServerCall", bytes], None]
 StreamHandler: TypeAlias = "Callable[[StreamCall], Coroutine[Any, Any, None]]"
 Find: TypeAlias = Callable[[str], "Unary | Streaming | None"]
 
 _GZIP = literal(b"grpc-encoding", b"gzip")
+_TRACE_FIELD = literal(TRACE_ID.encode(), bytes(32))[:-32]  # without the id, which follows
 TRAILERS_ONLY = b"\x88" + literal(b"content-type", CONTENT_TYPE)
 _PLAIN_BODY = b"This port speaks gRPC.\n"
 _PLAIN_FIELDS = literal(b"content-type", b"text/plain")
@@ -187,6 +188,13 @@ class ServerCall(Stream):
         """Send `metadata`, and nothing else, before the first reply. REQUIRES: nothing was sent."""
         self.header_fields = metadata_fields(metadata)
 
+    def name_trace(self, trace_id: str) -> None:
+        """Send the id of a trace, 32 hexadecimal digits, that the client has not named.
+
+        REQUIRES: nothing was sent.
+        """
+        self.header_fields += _TRACE_FIELD + trace_id.encode("ascii")
+
     def set_trailers(self, metadata: Metadata) -> None:
         """Send `metadata` with the status."""
         self.trailer_fields = metadata_fields(metadata)
@@ -199,12 +207,12 @@ class ServerCall(Stream):
         """Send the reply of a unary call, and the status OK."""
         if self.is_local_done or self.ending is not None:
             return
-        if self.header_fields or self.trailer_fields or self.is_compressed:
+        if self.trailer_fields or self.is_compressed:
             self.send(message)
             self.end()
         else:
             self.has_header = True
-            self.connection.sender.reply(self, message)
+            self.connection.sender.reply(self, message, self.header_fields)
 
     def end(
         self, code: StatusCode = StatusCode.OK, message: str = "", details: bytes = b""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -193,7 +192,7 @@ class Adapter:
         """Return a method with one request and one reply."""
         telemetry = self.telemetry
         count, now_ns = telemetry.counts.of_request(request_type), telemetry.now_ns
-        add_us, slow_ns, tracer = count.durations_us.add, telemetry.slow_ns, telemetry.tracer
+        add_us, slow_ns, by_chance = count.durations_us.add, telemetry.slow_ns, telemetry.by_chance
         in_progress, calls_max = self._in_progress, self._calls_max
         guarding, guard = self._guarding, self._guarding.guard
 
@@ -207,7 +206,9 @@ class Adapter:
                     request = request_type.FromString(data)
                 except DecodeError:
                     request = _parsed(request_type, data)  # raises what the client gets
-                if tracer is not None and tracer.samples(call.names.parent):
+                if by_chance is not None and (
+                    by_chance() if (parent := call.names.parent) is None else parent.is_sampled
+                ):
                     self._answer_traced(call, count, answer, request, context, began_ns, len(data))
                     return
                 if type(context) is Call and (guard is None or guard.is_open):
@@ -256,7 +257,7 @@ class Adapter:
         context = noted.call if isinstance(context, Call) else _traced_later(noted, context)
         try:
             work = partial(self._guarding.answer, call, answer, request, context, size_bytes)
-            reply = noted.enter().run(work)
+            reply = noted.run(work)
             if isinstance(reply, (bytes, Message)):
                 call.reply(serialized(reply))
                 ended_ns = telemetry.now_ns()
@@ -472,7 +473,7 @@ class Adapter:
         """Note a stream of replies while entered, in the task of its call."""
         telemetry, code = self.telemetry, StatusCode.OK
         noted = NotedCall(method, telemetry.now_ns(), context)
-        if telemetry.tracer is not None and telemetry.tracer.samples(call.names.parent):
+        if telemetry.samples(call.names.parent):
             telemetry.begin_traced(noted, request, call)
         noted.key = first_key(request)
         noted.begin_here()
@@ -568,7 +569,8 @@ def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:
 
 
 async def _traced_later(noted: NotedCall, context: Awaitable[Call]) -> Call:
-    return replace(await context, activity=noted.activity)
+    assert noted.activity is not None
+    return (await context).recorded_in(noted.activity)
 
 
 async def _read(

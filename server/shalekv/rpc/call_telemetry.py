@@ -8,9 +8,9 @@ beginning, and is then answered in a context of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -27,7 +27,7 @@ from shalekv.telemetry.slow_calls import EndedCall, SlowCalls
 from shalekv.telemetry.tracing import Tracer
 from shalekv.write.pending_replies import PendingReply
 from shalekv_wire.status import StatusCode
-from shalekv_wire.trace_context import TRACE_ID
+from shalekv_wire.trace_context import SpanContext
 
 PROFILE = "Admin.Profile"  # it takes as long as its caller says, so it is never slow
 
@@ -61,6 +61,14 @@ class NotedCall:
         if not isinstance(context, Call):
             context = Call(call.peer, names=call.names)
         return cls(method, began_ns, context)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Return what `work` does, with the activity of this call as `CURRENT`."""
+        before = CURRENT.set(self.activity)
+        try:
+            return work()
+        finally:
+            CURRENT.reset(before)
 
     def begin_here(self) -> None:
         """Let the activity be `CURRENT` in this context; makes one if there is none."""
@@ -122,21 +130,28 @@ class CallTelemetry:
         """Begin without counts."""
         self.counts = CallCounts()
         self.tracer = recorders.tracer
+        self.by_chance = None if self.tracer is None else self.tracer.by_chance
         self.slow_calls = recorders.slow_calls
         self.slow_ns = recorders.slow_calls.slow_ns
         self.costs = recorders.costs
         self.now_ns = self.counts.now_ns
+
+    def samples(self, parent: SpanContext | None) -> bool:
+        """Return whether to trace a call: as its caller does, or by chance."""
+        if self.by_chance is None:
+            return False
+        return self.by_chance() if parent is None else parent.is_sampled
 
     @contained
     def begin_traced(self, noted: NotedCall, request: Message, call: ServerCall | None) -> None:
         """Begin the span of a call, which is sampled. An operation has no `call` of its own."""
         assert self.tracer is not None
         activity = CallActivity(noted.began_ns, noted.call.names.parent)
-        activity.trace_id = self.tracer.begin_call(noted.method, activity).trace_id
+        self.tracer.begin_call(noted.method, activity)
         noted.activity, noted.key = activity, first_key(request)
-        noted.call = replace(noted.call, activity=activity)
-        if call is not None and not call.names.trace_id:
-            call.set_header((*call.names.echo(), (TRACE_ID, activity.trace_id)))
+        noted.call = noted.call.recorded_in(activity)
+        if call is not None and activity.parent is None:
+            call.name_trace(activity.trace_id)
 
     @contained
     def end(
@@ -156,7 +171,7 @@ class CallTelemetry:
             noted.key = noted.key or reply.first_key
         elif noted.activity is not None:
             commit, behind = noted.activity.commit, noted.activity.queued_behind
-        self._end_span(noted, code, commit)
+        self._end_span(noted, ended_ns, code, commit)
         self._charge(noted)
         if ended_ns - noted.began_ns > self.slow_ns and noted.method != PROFILE:
             self._note(noted, ended_ns, code, commit, behind)
@@ -166,18 +181,20 @@ class CallTelemetry:
         """Do the same for a stream of replies."""
         stream.pause()
         noted, ended_ns = stream.noted, self.now_ns()
-        self._end_span(noted, code, None)
+        self._end_span(noted, ended_ns, code, None)
         self._charge(noted)
         if stream.slowest_ns > self.slow_ns:
             noted.began_ns = ended_ns - stream.spent_ns
             self._note(noted, ended_ns, code)
 
-    def _end_span(self, noted: NotedCall, code: StatusCode, commit: CommitActivity | None) -> None:
+    def _end_span(
+        self, noted: NotedCall, ended_ns: int, code: StatusCode, commit: CommitActivity | None
+    ) -> None:
         activity = noted.activity
         if activity is not None and activity.span is not None:
             assert self.tracer is not None
             activity.commit = commit
-            self.tracer.end_call(activity, code.name)
+            self.tracer.end_call(activity, code.name, ended_ns)
 
     def _charge(self, noted: NotedCall) -> None:
         """Charge a call with the requests of its own."""

@@ -7,7 +7,7 @@ passes the call to it, and sends what the method tells the call to send.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
@@ -15,7 +15,7 @@ import structlog
 
 from shalekv_wire.server import Streaming, Unary
 from shalekv_wire.status import StatusCode
-from shalekv_wire.trace_context import TRACE_ID, CallNames
+from shalekv_wire.trace_context import CallNames
 
 __all__ = ["Find", "Method", "ServerCall", "StreamCall", "Streaming", "Unary", "logged"]
 
@@ -60,8 +60,11 @@ class ServerCall(Protocol):
         """Request id and trace of the call; its replies and its status repeat them."""
         ...
 
-    def set_header(self, metadata: Sequence[tuple[str, str]]) -> None:
-        """Send this metadata before the first reply, in place of the names of the call."""
+    def name_trace(self, trace_id: str) -> None:
+        """Tell the client the trace of a call for which it has named none, before the first reply.
+
+        Its id has 32 hexadecimal digits.
+        """
         ...
 
     def reply(self, message: bytes) -> None:
@@ -149,9 +152,9 @@ class _LoggedCall:
     def is_admitted(self, value: bool) -> None:
         self._call.is_admitted = value
 
-    def set_header(self, metadata: Sequence[tuple[str, str]]) -> None:
-        self._call.set_header(metadata)
-        self._trace_id = dict(metadata).get(TRACE_ID, "")
+    def name_trace(self, trace_id: str) -> None:
+        self._call.name_trace(trace_id)
+        self._trace_id = trace_id
 
     def reply(self, message: bytes) -> None:
         self._call.reply(message)

@@ -35,7 +35,7 @@ from shalekv.settings import UNIX, EndpointSettings
 from shalekv_wire.connection import PING_INTERVAL_S
 from shalekv_wire.status import DETAILS_KEY, CallFailed, StatusCode
 from shalekv_wire.tls import TlsContexts
-from shalekv_wire.trace_context import REQUEST_ID, TRACEPARENT, call_names
+from shalekv_wire.trace_context import REQUEST_ID, TRACE_ID, TRACEPARENT, call_names
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -244,9 +244,9 @@ class _GrpcioCall:
             return ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))
         return b""
 
-    def set_header(self, metadata: Sequence[tuple[str, str]]) -> None:
+    def name_trace(self, trace_id: str) -> None:
         """Implement `ServerCall`."""
-        self._header = metadata
+        self._header = (*self._header, (TRACE_ID, trace_id))
 
     def reply(self, message: bytes) -> None:
         """Implement `ServerCall`."""

@@ -319,8 +319,8 @@ class Session:
         try:
             call = context = self._call_of(operation, name, index)
             assert kind is not None
-            request, tracer = getattr(operation, name), self._telemetry.tracer
-            if tracer is not None and tracer.samples(context.names.parent):
+            request, telemetry = getattr(operation, name), self._telemetry
+            if telemetry.tracer is not None and telemetry.samples(context.names.parent):
                 call = NotedCall(kind.calls.method, began_ns, context)
                 answer = self._answer_traced(call, kind, request)
             elif self._guard is None or self._guard.is_open:
@@ -358,10 +358,11 @@ class Session:
     def _answer_traced(self, noted: NotedCall, kind: _Kind, request: Message) -> Answer[Any]:
         """Answer an operation that is traced from its beginning."""
         self._telemetry.begin_traced(noted, request, None)
-        run, answer, call = noted.enter().run, kind.answer, noted.call
+        answer, call = kind.answer, noted.call
         if self._guard is None:
-            return run(answer, request, call)
-        return run(answer_guarded, self._guard, answer, request, call, request.ByteSize())
+            return noted.run(partial(answer, request, call))
+        size_bytes = request.ByteSize()
+        return noted.run(partial(answer_guarded, self._guard, answer, request, call, size_bytes))
 
     def _call_of(self, operation: kv_pb2.SessionOperation, kind: str, index: int) -> Call:
         """Check an operation, and return the context of its call."""

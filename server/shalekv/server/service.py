@@ -68,6 +68,18 @@ class Call:
         """The secret of the policy; empty: none is stored, or there is no guard."""
         return b"" if self.caller is None else self.caller.secret
 
+    def recorded_in(self, activity: CallActivity) -> Call:
+        """Return the context of the same call, which is traced."""
+        return Call(
+            self.peer,
+            self.deadline_ms,
+            self.write_order,
+            self.caller,
+            self.names,
+            self.end,
+            activity,
+        )
+
     def answer_within_ms(self, now_ms: float) -> float | None:
         """Time left until an answer must be sent; None: there is no deadline."""
         if self.deadline_ms is None:

@@ -1,87 +1,205 @@
-"""Spans by the SDK of OpenTelemetry, sent to a collector over HTTP (OTLP); needs the extra `otel`.
+"""Spans of calls, commits and jobs, as OpenTelemetry describes them; needs the extra `otel`.
 
-Activities have all times and requests, so a span is made at its end, complete. Until then it has
-only its name, by which others link to it. `server/docs/traces.md` describes spans and attributes.
-
-    loop:    ended call, commit, job ----> spans ----> queue of `QUEUE_MAX`, or dropped
-    thread:                                              queue ----> batches ----> collector
+Activities have all times and requests, so spans are made of them afterwards, by the thread that
+sends them (`telemetry.otlp`). The loop only names what begins, since others link to it, and queues
+what has ended. `server/docs/traces.md` describes spans and attributes.
 """
 
 from __future__ import annotations
 
-import logging
-import random
-import threading
+import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, cached_property
-from types import MappingProxyType
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import chain, repeat
+from math import log1p
+from random import Random
+from typing import Any, TypeAlias
 
-import structlog
-from opentelemetry.exporter.otlp.proto.http import trace_exporter
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TraceFlags
-from opentelemetry.trace import SpanContext as OtelContext
 
 from shalekv.telemetry.activity import Activity, CallActivity, CommitActivity, StoreRequest
+from shalekv.telemetry.otlp import Sender, Spans
 from shalekv.version import VERSION
-from shalekv_wire.trace_context import SpanContext
 
-QUEUE_MAX = 4_096  # spans that wait to be sent; more are dropped, and counted
-BATCH_MAX = 512  # spans of one request to the collector
-BATCH_DELAY_MS = 5_000.0  # for which spans wait for others: a request takes some ms of CPU time
-EXPORT_TIMEOUT_S = 5.0  # of one batch, with all attempts
-CLOSE_TIMEOUT_S = 1.0  # by which the end of the process may be delayed
 LINKS_MAX = 32  # from a commit to calls that have waited for it
-LOG_INTERVAL_S = 60.0  # between two lines about spans that were lost
-OFFSET_INTERVAL_NS = 10_000_000_000  # between two comparisons with the clock of the machine
-TRACES_PATH = "/v1/traces"
 
-_SCOPE = InstrumentationScope("shalekv", VERSION)
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 # Codes for which the server is to blame, by the semantic conventions of gRPC.
 _FAILURES = frozenset(
     {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 )
-_OK_STATUS = Status(StatusCode.UNSET)
+_SERVER, _CLIENT, _INTERNAL = (
+    Span.SpanKind.SPAN_KIND_SERVER,
+    Span.SpanKind.SPAN_KIND_CLIENT,
+    Span.SpanKind.SPAN_KIND_INTERNAL,
+)
+_LEFT_OUT, _RECORDED = False, (True,)
+_SAMPLED = 0x01
+_OF_HERE = _SAMPLED | SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
+_OF_ELSEWHERE = _OF_HERE | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 SESSION = "Session"
-_NO_ANSWER = "it does not answer"
 
 Attributes: TypeAlias = Mapping[str, str | int]
-
-_log = structlog.get_logger(__name__)
-
-
-class _ProcessResource(Resource):
-    """The process, which encoders look up for each span: by a hash that is made once."""
-
-    def __hash__(self) -> int:
-        """Return the hash of its attributes, which do not change."""
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return super().__hash__()
+# Name, kind, times of beginning and end on the clock of activities, and attributes.
+_Child: TypeAlias = tuple[str, "Span.SpanKind.ValueType", int, int, Sequence[KeyValue]]
 
 
-class _OpenSpan:
-    """A span that has begun: its name for others, and what is known of it."""
+class _Recorded:
+    """Something with a span: its name for others, and at its end all that is known of it."""
 
-    __slots__ = ("context", "is_ended", "links", "name", "parent")
+    __slots__ = ("activity", "ended_ns", "links", "name", "span_id", "trace_id")
 
-    def __init__(self, name: str, context: OtelContext, parent: OtelContext | None = None) -> None:
+    def __init__(self, name: str, activity: Any, trace_id: str, span_id: int) -> None:
         self.name = name
-        self.context = context
-        self.parent = parent
-        self.links: list[Link] = []
-        self.is_ended = False
+        self.activity = activity
+        self.trace_id = trace_id  # 32 hexadecimal digits
+        self.span_id = span_id
+        self.links: list[_Recorded] = []
+        self.ended_ns = 0  # 0: it has not ended
+
+    def add_to(self, spans: Spans, offset_ns: int, *, new_id: Callable[[], int]) -> None:
+        """Add its span, and those of what belongs to it alone.
+
+        `offset_ns` converts the times of activities to those of the machine.
+        """
+        trace_id, span_id = bytes.fromhex(self.trace_id), _id_bytes(self.span_id)
+        span = spans.add(
+            trace_id=trace_id,
+            span_id=span_id,
+            start_time_unix_nano=self.began_ns + offset_ns,
+            end_time_unix_nano=self.ended_ns + offset_ns,
+        )
+        for other in self.links:
+            span.links.add(
+                trace_id=bytes.fromhex(other.trace_id),
+                span_id=_id_bytes(other.span_id),
+                flags=_OF_HERE,
+            )
+        self.describe(span)
+        for event in span.events:
+            event.time_unix_nano += offset_ns
+        for name, kind, began_ns, ended_ns, attributes in self.children():
+            spans.add(
+                trace_id=trace_id,
+                span_id=_id_bytes(new_id()),
+                parent_span_id=span_id,
+                name=name,
+                kind=kind,
+                start_time_unix_nano=began_ns + offset_ns,
+                end_time_unix_nano=ended_ns + offset_ns,
+                attributes=attributes,
+                flags=_OF_HERE,
+            )
+        self.activity, self.links = None, []  # which refer to this: others need its name alone
+
+    @property
+    def began_ns(self) -> int:
+        """When it began, on the clock of activities."""
+        began_ns: int = self.activity.began_ns
+        return began_ns
+
+    def describe(self, span: Span) -> None:
+        """Add to a span what is known of this kind; times are those of activities."""
+        span.name, span.kind, span.flags = self.name, _INTERNAL, _OF_HERE
+
+    def children(self) -> Iterator[_Child]:
+        """Yield the spans of its store requests."""
+        for request in self.activity.requests:
+            # Some may go on: they belong to several activities.
+            has_ended = 0 < request.ended_ns <= self.ended_ns
+            ended_ns = request.ended_ns if has_ended else max(self.ended_ns, request.began_ns)
+            attributes = _attributes_of_request(request, has_ended=has_ended)
+            yield _name_of(request), _CLIENT, request.began_ns, ended_ns, attributes
+
+
+class _RecordedCall(_Recorded):
+    """A call, or an operation of a session."""
+
+    __slots__ = ("code",)
+
+    activity: CallActivity
+    code: str
+
+    def describe(self, span: Span) -> None:
+        """Add the status, what a read has searched, and the place of a write in the log."""
+        activity = self.activity
+        span.MergeFromString(_call_span(self.name, self.code))
+        if activity.ssts_searched or activity.blocks_cached or activity.blocks_fetched:
+            for key in ("ssts_searched", "blocks_cached", "blocks_fetched"):
+                span.attributes.append(_pair(f"shalekv.read.{key}", getattr(activity, key)))
+        if activity.commit is not None:
+            span.attributes.append(_pair("shalekv.commit.wal_id", activity.commit.wal_id))
+        if activity.parent is not None:
+            span.parent_span_id = bytes.fromhex(activity.parent.span_id)
+            span.flags = _OF_ELSEWHERE
+
+    def children(self) -> Iterator[_Child]:
+        """Yield the waits of the call, then its store requests."""
+        began_ns = self.activity.began_ns
+        for wait, waited_ns in self.activity.waited_ns.items():
+            # When it began is not recorded; that is exact for what calls wait for first.
+            yield wait, _INTERNAL, began_ns, began_ns + waited_ns, ()
+            began_ns += waited_ns
+        yield from super().children()
+
+
+class _RecordedCommit(_Recorded):
+    """A group of commits, with one call at least that is recorded."""
+
+    __slots__ = ("problem",)
+
+    activity: CommitActivity
+    problem: str
+
+    @property
+    def began_ns(self) -> int:
+        """When the first of its commits was queued."""
+        return self.activity.queued_ns
+
+    def describe(self, span: Span) -> None:
+        """Add the size of the group, and its stages as events."""
+        super().describe(span)
+        commit = self.activity
+        attempts = sum(each.attempts for each in commit.requests)
+        span.attributes.extend(
+            (
+                _pair("shalekv.commit.wal_id", commit.wal_id),
+                _pair("shalekv.commit.commits", commit.commit_count),
+                _pair("shalekv.commit.bytes", commit.size_bytes),
+                _pair("shalekv.commit.attempts", attempts),
+            )
+        )
+        stages = (
+            ("taken", commit.began_ns),
+            ("encoded", commit.encoded_ns),
+            ("stored", commit.stored_ns),
+            ("visible", commit.visible_ns),
+        )
+        # Events cost less than child spans, and most groups are recorded: each has many calls.
+        for stage, at_ns in stages:
+            if at_ns:
+                span.events.add(name=stage, time_unix_nano=at_ns)
+        _fail(span, self.problem)
+
+
+class _RecordedJob(_Recorded):
+    """A job, such as a merge."""
+
+    __slots__ = ("attributes", "problem")
+
+    activity: Activity
+    attributes: Attributes
+    problem: str
+
+    def describe(self, span: Span) -> None:
+        """Add what the job has told, and how many requests it has sent."""
+        super().describe(span)
+        sent = {f"shalekv.store.sent.{kind}": count for kind, count in self.activity.sent.items()}
+        span.attributes.extend(_pair(*each) for each in {**self.attributes, **sent}.items())
+        _fail(span, self.problem)
 
 
 class OtelTracer:
@@ -101,11 +219,13 @@ class OtelTracer:
         `ratio` of the calls whose caller does not decide it are recorded. `database_url` has no
         credentials. `now_ns` is the clock of activities.
         """
-        self._ratio = ratio
         self._now_ns = now_ns
-        self._offset_ns = self._offset_until_ns = 0
-        self._ids = RandomIdGenerator()
-        described = Resource.create(
+        random = Random()  # noqa: S311 (nothing is kept secret)
+        self._random = random.random
+        self._new_id = partial(random.getrandbits, 64)
+        self._new_trace_id = partial(random.getrandbits, 128)
+        self.by_chance = chain.from_iterable(self._chances(ratio)).__next__
+        resource = Resource.create(
             {
                 "service.name": "shalekv",
                 "service.version": VERSION,
@@ -114,274 +234,127 @@ class OtelTracer:
                 "shalekv.database.url": database_url,
             }
         )
-        self._resource = _ProcessResource(described.attributes, described.schema_url)
-        self._sink = _Sink(endpoint)
+        attributes = [_pair(key, _plain(value)) for key, value in resource.attributes.items()]
+        self._sender = Sender(endpoint, attributes, now_ns)
 
     @property
     def dropped(self) -> int:
         """The number of spans that could not be sent."""
-        return self._sink.dropped
+        return self._sender.dropped
 
     def close(self) -> None:
-        """Send what is left, for at most `CLOSE_TIMEOUT_S`. Blocks: call it in a thread."""
-        self._sink.close()
+        """Send what is left, for at most `otlp.CLOSE_TIMEOUT_S`. Blocks: call it in a thread."""
+        self._sender.close()
 
-    def samples(self, parent: SpanContext | None) -> bool:
-        """Return whether to record a call: as its caller does, or by chance."""
-        if parent is not None:
-            return parent.is_sampled
-        return random.random() < self._ratio  # noqa: S311 (nothing is kept secret)
-
-    def begin_call(self, method: str, activity: CallActivity) -> SpanContext:
+    def begin_call(self, method: str, activity: CallActivity) -> None:
         """Name the span of a call."""
-        parent = None if activity.parent is None else _remote(activity.parent)
-        span = activity.span = _OpenSpan(method, self._new_context(parent), parent)
-        told = _told(span.context)
-        activity.trace_id = told.trace_id
-        return told
+        if activity.parent is None:
+            activity.trace_id = f"{self._new_trace_id():032x}"
+        activity.span = _RecordedCall(method, activity, activity.trace_id, self._new_id())
 
-    def end_call(self, activity: CallActivity, code: str) -> None:
+    def end_call(self, activity: CallActivity, code: str, ended_ns: int) -> None:
         """Record a call, what it has waited for, and its store requests."""
-        span: _OpenSpan = activity.span
-        now_ns = self._now_ns()
-        attributes = {**_attributes_of(span.name), "rpc.response.status_code": code}
-        if activity.ssts_searched or activity.blocks_cached or activity.blocks_fetched:
-            attributes["shalekv.read.ssts_searched"] = activity.ssts_searched
-            attributes["shalekv.read.blocks_cached"] = activity.blocks_cached
-            attributes["shalekv.read.blocks_fetched"] = activity.blocks_fetched
-        status = _OK_STATUS
-        if code in _FAILURES:
-            attributes["error.type"] = code
-            status = Status(StatusCode.ERROR)
+        call: _RecordedCall = activity.span
+        call.code, call.ended_ns = code, ended_ns
         if activity.commit is not None:
-            attributes["shalekv.commit.wal_id"] = activity.commit.wal_id
-            span.links.append(Link(self._joined(activity.commit, span.context)))
-        began_ns, interval = activity.began_ns, (activity.began_ns, now_ns)
-        self._record(span, SpanKind.SERVER, attributes, interval, status)
-        for wait, waited_ns in activity.waited_ns.items():
-            # When it began is not recorded; that is exact for what calls wait for first.
-            self._record_child(span, wait, began_ns, began_ns + waited_ns)
-            began_ns += waited_ns
-        self._record_requests(span, activity, now_ns)
+            call.links.append(self._joined(activity.commit, call))
+        self._record(call, 1 + len(activity.waited_ns))
 
     def end_commit(self, activity: CommitActivity, problem: str = "") -> None:
         """Record a group, if one of its calls is recorded."""
-        span: _OpenSpan | None = activity.span
-        if span is None:
+        commit: _RecordedCommit | None = activity.span
+        if commit is None:
             activity.span = _NOBODY
-        elif not span.is_ended:
-            self._record_commit(span, activity, problem)
+        elif not commit.ended_ns:
+            self._end_commit(commit, problem)
 
     def begin_job(self, name: str) -> Activity:
         """Begin a job."""
         activity = Activity(self._now_ns())
-        activity.span = _OpenSpan(name, self._new_context(None))
+        trace_id = f"{self._new_trace_id():032x}"
+        activity.span = _RecordedJob(name, activity, trace_id, self._new_id())
         return activity
 
     def end_job(self, activity: Activity, attributes: Attributes, problem: str = "") -> None:
         """Record a job, and its first store requests."""
-        span: _OpenSpan = activity.span
-        now_ns = self._now_ns()
-        counts = {f"shalekv.store.sent.{kind}": n for kind, n in activity.sent.items()}
-        status = Status(StatusCode.ERROR, problem) if problem else _OK_STATUS
-        interval = (activity.began_ns, now_ns)
-        self._record(span, SpanKind.INTERNAL, {**attributes, **counts}, interval, status)
-        self._record_requests(span, activity, now_ns)
+        job: _RecordedJob = activity.span
+        job.attributes, job.problem, job.ended_ns = attributes, problem, self._now_ns()
+        self._record(job, 1)
 
-    def _joined(self, commit: CommitActivity, call: OtelContext) -> OtelContext:
-        """Return the span of the group that a recorded call belongs to, with a link to the call."""
-        span: _OpenSpan | None = commit.span
-        if span is None or span is _NOBODY:
-            has_ended = span is _NOBODY  # the call was answered in a later turn of the loop
-            span = commit.span = _OpenSpan("commit", self._new_context(None))
-            span.links.append(Link(call))
+    def _joined(self, activity: CommitActivity, call: _RecordedCall) -> _RecordedCommit:
+        """Return the group that a recorded call belongs to, with a link to the call."""
+        commit: _RecordedCommit | None = activity.span
+        if commit is None or commit is _NOBODY:
+            has_ended = commit is _NOBODY  # the call was answered in a later turn of the loop
+            trace_id = f"{self._new_trace_id():032x}"
+            commit = _RecordedCommit("commit", activity, trace_id, self._new_id())
+            activity.span = commit
+            commit.links.append(call)
             if has_ended:
-                self._record_commit(span, commit, "")
-        elif not span.is_ended and len(span.links) < LINKS_MAX:
-            span.links.append(Link(call))
-        return span.context
+                self._end_commit(commit, "")
+        elif not commit.ended_ns and len(commit.links) < LINKS_MAX:
+            commit.links.append(call)
+        return commit
 
-    def _record_commit(self, span: _OpenSpan, commit: CommitActivity, problem: str) -> None:
-        span.is_ended = True
-        now_ns = commit.visible_ns or self._now_ns()
-        attributes = {
-            "shalekv.commit.wal_id": commit.wal_id,
-            "shalekv.commit.commits": commit.commit_count,
-            "shalekv.commit.bytes": commit.size_bytes,
-            "shalekv.commit.attempts": sum(each.attempts for each in commit.requests),
-        }
-        status = Status(StatusCode.ERROR, problem) if problem else _OK_STATUS
-        stages = (
-            ("taken", commit.began_ns),
-            ("encoded", commit.encoded_ns),
-            ("stored", commit.stored_ns),
-            ("visible", commit.visible_ns),
-        )
-        # Events cost a tenth of child spans, and most groups are recorded: each has many calls.
-        events = [(stage, at_ns) for stage, at_ns in stages if at_ns]
-        interval = (commit.queued_ns, now_ns)
-        self._record(span, SpanKind.INTERNAL, attributes, interval, status, events)
-        self._record_requests(span, commit, now_ns)
+    def _end_commit(self, commit: _RecordedCommit, problem: str) -> None:
+        commit.problem = problem
+        commit.ended_ns = commit.activity.visible_ns or self._now_ns()
+        self._record(commit, 1)
 
-    def _record_requests(self, parent: _OpenSpan, activity: Activity, now_ns: int) -> None:
-        for request in activity.requests:
-            span = _OpenSpan(_name_of(request), self._new_context(parent.context), parent.context)
-            interval = (request.began_ns, request.ended_ns or now_ns)
-            attributes = _attributes_of_request(request)
-            self._record(span, SpanKind.CLIENT, attributes, interval, _OK_STATUS)
+    def _record(self, recorded: _Recorded, own_spans: int) -> None:
+        spans = own_spans + len(recorded.activity.requests)
+        self._sender.add(partial(recorded.add_to, new_id=self._new_id), spans)
 
-    def _record_child(self, parent: _OpenSpan, name: str, began_ns: int, ended_ns: int) -> None:
-        span = _OpenSpan(name, self._new_context(parent.context), parent.context)
-        self._record(span, SpanKind.INTERNAL, {}, (began_ns, ended_ns), _OK_STATUS)
+    def _chances(self, ratio: float) -> Iterator[Iterable[bool]]:
+        """Yield runs of calls that are left out, each followed by one that is recorded.
 
-    def _record(
-        self,
-        span: _OpenSpan,
-        kind: SpanKind,
-        attributes: Attributes,
-        interval: tuple[int, int],
-        status: Status,
-        events: Sequence[tuple[str, int]] = (),
-    ) -> None:
-        if interval[1] > self._offset_until_ns:
-            now_ns = self._now_ns()
-            self._offset_ns = time.time_ns() - now_ns
-            self._offset_until_ns = now_ns + OFFSET_INTERVAL_NS
-        offset_ns = self._offset_ns
-        self._sink.add(
-            ReadableSpan(
-                span.name,
-                span.context,
-                span.parent,
-                self._resource,
-                attributes,
-                [Event(name, timestamp=at_ns + offset_ns) for name, at_ns in events],
-                span.links,
-                kind=kind,
-                status=status,
-                start_time=interval[0] + offset_ns,
-                end_time=interval[1] + offset_ns,
-                instrumentation_scope=_SCOPE,
-            )
-        )
-
-    def _new_context(self, parent: OtelContext | None) -> OtelContext:
-        trace_id = self._ids.generate_trace_id() if parent is None else parent.trace_id
-        span_id = self._ids.generate_span_id()
-        return OtelContext(trace_id, span_id, is_remote=False, trace_flags=_SAMPLED)
+        One random number for each run is as good as one for each call, and cheaper.
+        """
+        if ratio <= 0:
+            yield repeat(_LEFT_OUT)
+        scale = 0.0 if ratio >= 1 else 1 / log1p(-ratio)  # of the geometric distribution
+        while True:
+            yield repeat(_LEFT_OUT, min(int(log1p(-self._random()) * scale), sys.maxsize))
+            yield _RECORDED
 
 
 # The span of a group that has ended, and of which no call was recorded by then.
-_NOBODY = _OpenSpan("", OtelContext(0, 0, is_remote=False))
+_NOBODY = _RecordedCommit("", None, "", 0)
 
 
-class _Sink:
-    """The way of spans to the collector: a bounded queue, and a thread that sends batches."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._exporter = _CountingExporter(endpoint)
-        self._added = self._refused = 0
-        self._processor = BatchSpanProcessor(
-            self._exporter,
-            max_queue_size=QUEUE_MAX,
-            schedule_delay_millis=BATCH_DELAY_MS,
-            max_export_batch_size=BATCH_MAX,
-        )
-
-    @property
-    def dropped(self) -> int:
-        """Spans for which there was no place, and those that the collector has not taken."""
-        return self._refused + self._exporter.lost
-
-    def add(self, span: ReadableSpan) -> None:
-        """Send a span some time later, or drop it: the queue is full."""
-        if self._added - self._exporter.begun >= QUEUE_MAX:
-            self._refused += 1
-            return
-        self._added += 1
-        self._processor.on_end(span)
-
-    def close(self) -> None:
-        # By itself it waits for longer, and its thread does not hinder the end of the process.
-        closing = threading.Thread(target=self._processor.shutdown, daemon=True)
-        closing.start()
-        closing.join(CLOSE_TIMEOUT_S)
-        self._exporter.is_closed = True
+def _id_bytes(span_id: int) -> bytes:
+    return span_id.to_bytes(8, "big")
 
 
-class _CountingExporter(SpanExporter):
-    """Sends batches to a collector; counts and logs those that were lost. For one thread."""
-
-    def __init__(self, endpoint: str) -> None:
-        url = endpoint.rstrip("/")
-        url = url if url.endswith(TRACES_PATH) else url + TRACES_PATH
-        self._endpoint = endpoint
-        self._inner: SpanExporter = trace_exporter.OTLPSpanExporter(url, timeout=EXPORT_TIMEOUT_S)
-        self._problem = _LastProblem()
-        self._log_next_s = 0.0
-        self.begun = 0  # spans that have left the queue
-        self.lost = 0
-        self.is_closed = False  # nobody waits any longer for what is sent, and nothing is logged
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send a batch."""
-        self.begun += len(spans)
-        with self._problem.kept_from_log():
-            result = self._inner.export(spans)
-        if result is not SpanExportResult.SUCCESS:
-            self.lost += len(spans)
-            now_s = time.monotonic()
-            if now_s >= self._log_next_s and not self.is_closed:
-                self._log_next_s = now_s + LOG_INTERVAL_S
-                _log.warning(
-                    "spans are lost",
-                    otlp_endpoint=self._endpoint,
-                    problem=self._problem.text,
-                    spans_dropped=self.lost,
-                )
-        return result
+def _pair(key: str, value: str | int) -> KeyValue:
+    if isinstance(value, str):
+        return KeyValue(key=key, value=AnyValue(string_value=value))
+    return KeyValue(key=key, value=AnyValue(int_value=value))
 
 
-class _LastProblem(logging.Filter):
-    """Last failure of the exporter, in plain words, in place of its lines in the log."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text = _NO_ANSWER
-
-    @contextmanager
-    def kept_from_log(self) -> Iterator[None]:
-        """Keep the lines of the exporter from the log while entered."""
-        logger = logging.getLogger(trace_exporter.__name__)
-        logger.addFilter(self)
-        try:
-            yield
-        finally:
-            logger.removeFilter(self)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Refuse a line, and keep the status that it has told."""
-        arguments = record.args if isinstance(record.args, tuple) else ()
-        codes = [each for each in arguments if isinstance(each, int)]
-        self.text = f"it answers with status {codes[0]}" if codes else _NO_ANSWER
-        return False
+def _plain(value: object) -> str | int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _remote(parent: SpanContext) -> OtelContext:
-    trace_id, span_id = int(parent.trace_id, 16), int(parent.span_id, 16)
-    return OtelContext(trace_id, span_id, is_remote=True, trace_flags=_SAMPLED)
-
-
-def _told(context: OtelContext) -> SpanContext:
-    return SpanContext(f"{context.trace_id:032x}", f"{context.span_id:016x}", is_sampled=True)
+def _fail(span: Span, problem: str) -> None:
+    if problem:
+        span.status.code = Status.STATUS_CODE_ERROR
+        span.status.message = problem
 
 
 @cache
-def _attributes_of(method: str) -> Attributes:
-    """Return the attributes of all calls of a method, such as ``KV.Get`` or ``Session.put``."""
+def _call_span(method: str, code: str) -> bytes:
+    """Encode what all spans of a method, such as ``KV.Get`` or ``Session.put``, have in common."""
     service, _, name = method.rpartition(".")
     path = f"shalekv.v1.KV/{SESSION}" if service == SESSION else f"shalekv.v1.{service}/{name}"
-    return MappingProxyType({"rpc.system.name": "grpc", "rpc.method": path})
+    told = {"rpc.system.name": "grpc", "rpc.method": path, "rpc.response.status_code": code}
+    if code in _FAILURES:
+        told["error.type"] = code
+    attributes = [_pair(*each) for each in told.items()]
+    span = Span(name=method, kind=_SERVER, attributes=attributes, flags=_OF_HERE)
+    if code in _FAILURES:
+        span.status.code = Status.STATUS_CODE_ERROR
+    return span.SerializeToString()
 
 
 def _name_of(request: StoreRequest) -> str:
@@ -389,14 +362,14 @@ def _name_of(request: StoreRequest) -> str:
     return f"{request.operation} {folder}".rstrip()
 
 
-def _attributes_of_request(request: StoreRequest) -> Attributes:
-    attributes: dict[str, str | int] = {
-        "shalekv.store.object": request.name,
-        "shalekv.store.attempts": request.attempts,
-        "shalekv.store.bytes": request.size_bytes,
-    }
+def _attributes_of_request(request: StoreRequest, *, has_ended: bool) -> list[KeyValue]:
+    attributes = [
+        _pair("shalekv.store.object", request.name),
+        _pair("shalekv.store.attempts", request.attempts),
+        _pair("shalekv.store.bytes", request.size_bytes),
+    ]
     if request.problem:
-        attributes["shalekv.store.problem"] = request.problem
-    if not request.ended_ns:
-        attributes["shalekv.store.unfinished"] = 1
+        attributes.append(_pair("shalekv.store.problem", request.problem))
+    if not has_ended:
+        attributes.append(_pair("shalekv.store.unfinished", 1))
     return attributes

@@ -6,12 +6,11 @@ tracer nothing is recorded, and costs nothing; the trace id of the caller is pas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
 from shalekv.telemetry.activity import CURRENT, Activity, CallActivity, CommitActivity
-from shalekv_wire.trace_context import SpanContext
 
 
 class Tracer(Protocol):
@@ -22,25 +21,27 @@ class Tracer(Protocol):
         """The number of spans that could not be exported."""
         ...
 
-    def samples(self, parent: SpanContext | None) -> bool:
-        """Return whether to record a call of this span; None: its caller has told none.
+    @property
+    def by_chance(self) -> Callable[[], bool]:
+        """Function that returns whether to record a call whose caller has told no span.
 
-        Asked once for each call, before anything is made for it.
+        It is asked once for each, before anything is made for it.
         """
         ...
 
-    def begin_call(self, method: str, activity: CallActivity) -> SpanContext:
-        """Set `activity.span` and its trace id; return the name of the span.
+    def begin_call(self, method: str, activity: CallActivity) -> None:
+        """Set `activity.span` and its trace id.
 
         REQUIRES: the call is sampled.
         """
         ...
 
-    def end_call(self, activity: CallActivity, code: str) -> None:
+    def end_call(self, activity: CallActivity, code: str, ended_ns: int) -> None:
         """Record the span of a call: admission, store requests, and a link to its commit.
 
-        `code` is the name of its status. Begins the span of the group of its commit, if it is the
-        first one of the group that is recorded. REQUIRES: it has a span.
+        `code` is the name of its status; nothing is added to the activity any more. Begins the span
+        of the group of its commit, if it is the first one of the group that is recorded. REQUIRES:
+        it has a span.
         """
         ...
 

@@ -17,7 +17,6 @@ from shalekv.v1 import kv_pb2
 from shalekv_wire.trace_context import (
     REQUEST_ID_CHARS_MAX,
     UNNAMED,
-    SpanContext,
     call_names,
     parse_traceparent,
 )
@@ -44,16 +43,17 @@ class OneTracer:
     def dropped(self) -> int:
         return 0
 
-    def samples(self, parent: SpanContext | None) -> bool:
-        return self.samples_all if parent is None else parent.is_sampled
+    def by_chance(self) -> bool:
+        return self.samples_all
 
-    def begin_call(self, method: str, activity: CallActivity) -> SpanContext:
+    def begin_call(self, method: str, activity: CallActivity) -> None:
         self.began.append(method)
         activity.span = object()
-        trace_id = OWN_TRACE if activity.parent is None else activity.parent.trace_id
-        return SpanContext(trace_id, SPAN_ID, is_sampled=True)
+        if activity.parent is None:
+            activity.trace_id = OWN_TRACE
 
-    def end_call(self, activity: CallActivity, code: str) -> None:
+    def end_call(self, activity: CallActivity, code: str, ended_ns: int) -> None:
+        assert ended_ns > activity.began_ns
         self.ended.append((code, activity))
 
     def end_commit(self, activity: CommitActivity, problem: str = "") -> None: ...

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from shalekv.errors import StoreBroken
-from shalekv.telemetry import otel
+from shalekv.telemetry import otlp
 from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity
 from shalekv.telemetry.otel import OtelTracer
 from shalekv.telemetry.tracing import recorded_job
@@ -68,21 +68,13 @@ def do_job(tracer: OtelTracer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parent", "of_all", "of_none"),
-    [
-        (None, True, False),
-        (SpanContext(TRACE, SPAN, is_sampled=True), True, True),
-        (SpanContext(TRACE, SPAN, is_sampled=False), False, False),
-    ],
+    ("ratio", "least", "most"), [(0, 0, 0), (0.2, 9_500, 10_500), (1, 50_000, 50_000)]
 )
-def test_the_caller_decides_else_the_ratio(
-    parent: SpanContext | None, *, of_all: bool, of_none: bool
-) -> None:
-    """A call is recorded if its caller's span is; if that says nothing, by the ratio."""
-    for ratio, expected in ((1.0, of_all), (0.0, of_none)):
-        tracer = tracer_to(NOWHERE, ratio)
-        assert tracer.samples(parent) is expected
-        tracer.close()
+def test_calls_are_recorded_by_the_ratio(ratio: float, least: int, most: int) -> None:
+    """Of calls whose callers do not decide it, this share is recorded, each by chance."""
+    tracer = tracer_to(NOWHERE, ratio)
+    tracer.close()
+    assert least <= sum(tracer.by_chance() for _ in range(50_000)) <= most
 
 
 async def test_a_call_and_its_commit_link_to_each_other() -> None:
@@ -94,8 +86,8 @@ async def test_a_call_and_its_commit_link_to_each_other() -> None:
         first, second = begun_call(tracer, parent), begun_call(tracer)
         first.waited_ns["admission"] = 2 * MS
         first.commit = second.commit = group = stored_group(first.began_ns + 2 * MS)
-        tracer.end_call(first, "OK")
-        tracer.end_call(second, "OK")
+        tracer.end_call(first, "OK", now_ns())
+        tracer.end_call(second, "OK", now_ns())
         tracer.end_commit(group)
     (commit,) = collected.named("commit")
     calls = {call.trace_id == TRACE: call for call in collected.named("KV.Put")}
@@ -144,8 +136,8 @@ async def test_a_group_without_recorded_calls_has_no_span() -> None:
         tracer.end_commit(group)
         late, later = begun_call(tracer), begun_call(tracer)
         late.commit = later.commit = group
-        tracer.end_call(late, "OK")
-        tracer.end_call(later, "OK")
+        tracer.end_call(late, "OK", now_ns())
+        tracer.end_call(later, "OK", now_ns())
     (commit,) = collected.named("commit")
     assert commit.attributes["shalekv.commit.wal_id"] == 2
     assert {call.links for call in collected.named("KV.Put")} == {frozenset({commit.span_id})}
@@ -156,13 +148,12 @@ async def test_a_read_tells_what_it_has_searched() -> None:
     """A read has its SSTs and blocks as attributes, and its store requests as children."""
     async with collected_from() as (tracer, collected):
         read = CallActivity(now_ns())
-        told = tracer.begin_call("Session.get", read)
+        tracer.begin_call("Session.get", read)
         read.ssts_searched, read.blocks_cached, read.blocks_fetched = 3, 2, 1
         request = read.begin_request("get_range", "levels/some.sst", now_ns())
-        tracer.end_call(read, "UNAVAILABLE")  # before the request has ended
+        tracer.end_call(read, "UNAVAILABLE", now_ns())  # before the request has ended
     (span,) = collected.named("Session.get")
-    assert (span.trace_id, span.span_id) == (told.trace_id, told.span_id)
-    assert read.trace_id == told.trace_id
+    assert span.trace_id == read.trace_id
     assert span.is_failed
     assert span.attributes == {
         "rpc.system.name": "grpc",
@@ -206,13 +197,13 @@ def test_an_unreachable_collector_is_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Spans that nobody takes are counted, with one line for many batches, and no error."""
-    monkeypatch.setattr(otel, "QUEUE_MAX", 3)
-    monkeypatch.setattr(otel, "BATCH_MAX", 1)
-    monkeypatch.setattr(otel, "EXPORT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(otlp, "QUEUE_MAX", 3)
+    monkeypatch.setattr(otlp, "BATCH_MAX", 1)
+    monkeypatch.setattr(otlp, "EXPORT_TIMEOUT_S", 0.01)
     with structlog.testing.capture_logs() as lines:
         tracer = tracer_to(NOWHERE)
         for _ in range(10):
-            tracer.end_call(begun_call(tracer), "OK")
+            tracer.end_call(begun_call(tracer), "OK", now_ns())
         tracer.close()
     assert tracer.dropped == 10
     (line,) = lines
@@ -222,15 +213,15 @@ def test_an_unreachable_collector_is_one_line(
 
 async def test_what_the_queue_does_not_hold_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the collector is slow, spans wait in a bounded queue, and others are dropped."""
-    monkeypatch.setattr(otel, "QUEUE_MAX", 3)
-    monkeypatch.setattr(otel, "BATCH_MAX", 3)
+    monkeypatch.setattr(otlp, "QUEUE_MAX", 3)
+    monkeypatch.setattr(otlp, "BATCH_MAX", 3)
     async with collected_from() as (tracer, collected):
         for _ in range(3):
-            tracer.end_call(begun_call(tracer), "OK")
+            tracer.end_call(begun_call(tracer), "OK", now_ns())
         await collected.span("KV.Put")
         calls = [begun_call(tracer) for _ in range(10)]
         for call in calls:
-            tracer.end_call(call, "OK")
+            tracer.end_call(call, "OK", now_ns())
     spans: list[Collected] = collected.named("KV.Put")
     assert len(spans) + tracer.dropped == 13
     assert len(spans) >= 6

@@ -1,0 +1,209 @@
+"""Sending of spans to a collector of OpenTelemetry: protobuf over HTTP (OTLP).
+
+    loop:    what has ended ----> queue of `QUEUE_MAX` spans, or dropped
+    thread:  queue ----> spans ----> batches ----> collector
+
+The exporter of the SDK encodes a span in 45 us of processor time, more than a get takes, so spans
+are made as messages at once. Credentials, certificates and compression are set as for the SDK, by
+`OTEL_EXPORTER_OTLP_*` in the environment.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import requests
+import structlog
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.util.re import parse_env_headers
+
+from shalekv.telemetry.contained import contained
+from shalekv.version import VERSION
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
+QUEUE_MAX = 4_096  # spans that wait to be sent; more are dropped, and counted
+BATCH_MAX = 512  # spans of one request to the collector, or those of one call
+BATCH_DELAY_S = 5.0  # for which spans wait for others: a request takes some ms of CPU time
+EXPORT_TIMEOUT_S = 5.0  # of one batch, with all attempts
+RETRY_DELAY_S = 1.0  # before the second attempt; doubled with each
+CLOSE_TIMEOUT_S = 1.0  # by which the end of the process may be delayed
+LOG_INTERVAL_S = 60.0  # between two lines about spans that were lost
+TRACES_PATH = "/v1/traces"
+
+_TURN_COUNT = 16  # calls, commits and jobs; then the loop may go on, if it waits
+_RETRIED = frozenset({429, 502, 503, 504})  # statuses, by the specification of OTLP
+_SCOPE = InstrumentationScope(name="shalekv", version=VERSION)
+_COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+}
+
+Spans: TypeAlias = "RepeatedCompositeFieldContainer[Span]"
+# Adds spans, whose times are those of an activity plus the nanoseconds that it is told.
+AddSpans: TypeAlias = Callable[[Spans, int], None]
+
+_log = structlog.get_logger(__name__)
+
+
+class Sender:
+    """A bounded queue, and a thread that sends what is in it. Its methods are for one thread."""
+
+    def __init__(
+        self, endpoint: str, resource: Sequence[KeyValue], now_ns: Callable[[], int]
+    ) -> None:
+        """Send to the collector at `endpoint`, a URL. `now_ns` is the clock of spans in the queue.
+
+        `resource` describes the process.
+        """
+        self._collector = _Collector(endpoint)
+        self._resource = Resource(attributes=resource)
+        self._now_ns = now_ns
+        self._queue: deque[tuple[AddSpans, int]] = deque()
+        self._added = self._refused = 0  # spans, counted by the loop
+        self._taken = self._lost = 0  # counted by the thread
+        self._log_next_s = 0.0
+        self._is_due = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Spans for which there was no place, and those that the collector has not taken."""
+        return self._refused + self._lost
+
+    def add(self, add_spans: AddSpans, count: int) -> None:
+        """Send `count` spans some time later, or drop them: the queue is full.
+
+        `add_spans` is called in the thread.
+        """
+        waiting = self._added - self._taken
+        if waiting + count > QUEUE_MAX:
+            self._refused += count
+            return
+        self._added += count
+        self._queue.append((add_spans, count))
+        if waiting < BATCH_MAX <= waiting + count:
+            self._is_due.set()
+
+    def close(self) -> None:
+        """Send what is left. What cannot be sent in `CLOSE_TIMEOUT_S` is lost."""
+        self._collector.is_closing.set()
+        self._is_due.set()
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        is_closing = False
+        while not is_closing:
+            self._is_due.wait(BATCH_DELAY_S)
+            self._is_due.clear()
+            is_closing = self._collector.is_closing.is_set()
+            for message, count in self._batches():
+                problem = self._collector.send(message)
+                if problem:
+                    self._lost += count
+                    self._tell(problem)
+
+    def _batches(self) -> Iterator[tuple[bytes, int]]:
+        """Yield messages that are ready to be sent, with the numbers of their spans."""
+        while self._queue:
+            offset_ns = time.time_ns() - self._now_ns()
+            message = ExportTraceServiceRequest()
+            of_process = message.resource_spans.add(resource=self._resource)
+            spans = of_process.scope_spans.add(scope=_SCOPE).spans
+            count = turns = 0
+            while self._queue and count < BATCH_MAX:
+                add_spans, more = self._queue.popleft()
+                self._taken += more
+                count += more
+                _add(add_spans, spans, offset_ns)
+                turns += 1
+                if not turns % _TURN_COUNT:
+                    time.sleep(0)
+            yield message.SerializeToString(), count
+
+    def _tell(self, problem: str) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._log_next_s:
+            self._log_next_s = now_s + LOG_INTERVAL_S
+            _log.warning(
+                "spans are lost",
+                otlp_endpoint=self._collector.endpoint,
+                problem=problem,
+                spans_dropped=self.dropped,
+            )
+
+
+class _Collector:
+    """Where spans are sent to. For one thread, but `is_closing`."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        url = endpoint.rstrip("/")
+        self._url = url if url.endswith(TRACES_PATH) else url + TRACES_PATH
+        self._session = requests.Session()
+        self._session.headers.update(parse_env_headers(_setting("HEADERS"), liberal=True))
+        self._session.headers["Content-Type"] = "application/x-protobuf"
+        self._session.verify = _setting("CERTIFICATE") or True
+        certificate, key = _setting("CLIENT_CERTIFICATE"), _setting("CLIENT_KEY")
+        if certificate:
+            self._session.cert = (certificate, key) if key else certificate
+        compression = _setting("COMPRESSION").strip().lower()
+        self._compress = _COMPRESSIONS.get(compression)
+        if self._compress is not None:
+            self._session.headers["Content-Encoding"] = compression
+        self.is_closing = threading.Event()  # nothing is tried again
+
+    def send(self, message: bytes) -> str:
+        """Send a message; returns why it was not taken, or ""."""
+        data = message if self._compress is None else self._compress(message)
+        end_s, delay_s = time.monotonic() + EXPORT_TIMEOUT_S, RETRY_DELAY_S
+        while True:
+            try:
+                reply = self._session.post(
+                    self._url,
+                    data=data,
+                    timeout=max(end_s - time.monotonic(), 0.1),
+                    allow_redirects=False,
+                )
+            except OSError as error:
+                problem = _problem_of(error)
+            else:
+                if reply.ok:
+                    return ""
+                problem = f"it answers with status {reply.status_code}"
+                if reply.status_code not in _RETRIED:
+                    return problem
+            if time.monotonic() + delay_s > end_s or self.is_closing.wait(delay_s):
+                return problem
+            delay_s *= 2
+
+
+def _setting(name: str) -> str:
+    """Return a setting of exporters of spans; empty: it is not set."""
+    of_all = os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")
+    return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "") or of_all
+
+
+def _problem_of(error: OSError) -> str:
+    if isinstance(error, requests.exceptions.SSLError):
+        return "there is no TLS connection to it: a certificate is missing or not trusted"
+    if isinstance(error, requests.RequestException):
+        return "it does not answer"
+    return str(error)  # such as a file of certificates that is missing
+
+
+@contained
+def _add(add_spans: AddSpans, spans: Spans, offset_ns: int) -> None:
+    add_spans(spans, offset_ns)
