@@ -8,7 +8,7 @@ async with collector() as collected:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -47,6 +47,8 @@ class Collector:
 
     url: str = ""
     spans: list[Collected] = field(default_factory=list)
+    headers: list[Mapping[str, str]] = field(default_factory=list)  # of all requests
+    statuses: list[int] = field(default_factory=list)  # with which the next requests are refused
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def named(self, name: str) -> list[Collected]:
@@ -68,6 +70,9 @@ class Collector:
         return matching()[0]
 
     async def take(self, request: web.Request) -> web.Response:
+        self.headers.append(request.headers)
+        if self.statuses:
+            return web.Response(status=self.statuses.pop(0))
         message = ExportTraceServiceRequest.FromString(await request.read())
         async with self.changed:
             for group in message.resource_spans:

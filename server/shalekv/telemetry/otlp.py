@@ -155,10 +155,10 @@ class _Collector:
         self._session = requests.Session()
         self._session.headers.update(parse_env_headers(_setting("HEADERS"), liberal=True))
         self._session.headers["Content-Type"] = "application/x-protobuf"
-        self._session.verify = _setting("CERTIFICATE") or True
         certificate, key = _setting("CLIENT_CERTIFICATE"), _setting("CLIENT_KEY")
-        if certificate:
-            self._session.cert = (certificate, key) if key else certificate
+        # Told with each request: otherwise REQUESTS_CA_BUNDLE would take precedence.
+        self._verify = _setting("CERTIFICATE") or True
+        self._certificate = (certificate, key) if certificate and key else certificate or None
         compression = _setting("COMPRESSION").strip().lower()
         self._compress = _COMPRESSIONS.get(compression)
         if self._compress is not None:
@@ -174,6 +174,8 @@ class _Collector:
                 reply = self._session.post(
                     self._url,
                     data=data,
+                    verify=self._verify,
+                    cert=self._certificate,
                     timeout=max(end_s - time.monotonic(), 0.1),
                     allow_redirects=False,
                 )

@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-import structlog
 
 from shalekv.errors import StoreBroken
-from shalekv.telemetry import otlp
 from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity
 from shalekv.telemetry.otel import OtelTracer
 from shalekv.telemetry.tracing import recorded_job
 from shalekv_wire.trace_context import SpanContext
-from tests.servers.otlp import Collected, Collector, collector
+from tests.servers.otlp import Collector, collector
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 MS = 1_000_000
@@ -191,37 +189,3 @@ async def test_spans_have_the_time_of_the_machine_and_their_origin() -> None:
     assert span.resource["shalekv.role"] == "writer"
     assert span.resource["shalekv.database.url"] == "file:///database"
     assert span.resource["service.instance.id"]
-
-
-def test_an_unreachable_collector_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Spans that nobody takes are counted, with one line for many batches, and no error."""
-    monkeypatch.setattr(otlp, "QUEUE_MAX", 3)
-    monkeypatch.setattr(otlp, "BATCH_MAX", 1)
-    monkeypatch.setattr(otlp, "EXPORT_TIMEOUT_S", 0.01)
-    with structlog.testing.capture_logs() as lines:
-        tracer = tracer_to(NOWHERE)
-        for _ in range(10):
-            tracer.end_call(begun_call(tracer), "OK", now_ns())
-        tracer.close()
-    assert tracer.dropped == 10
-    (line,) = lines
-    assert (line["event"], line["problem"]) == ("spans are lost", "it does not answer")
-    assert not caplog.records
-
-
-async def test_what_the_queue_does_not_hold_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the collector is slow, spans wait in a bounded queue, and others are dropped."""
-    monkeypatch.setattr(otlp, "QUEUE_MAX", 3)
-    monkeypatch.setattr(otlp, "BATCH_MAX", 3)
-    async with collected_from() as (tracer, collected):
-        for _ in range(3):
-            tracer.end_call(begun_call(tracer), "OK", now_ns())
-        await collected.span("KV.Put")
-        calls = [begun_call(tracer) for _ in range(10)]
-        for call in calls:
-            tracer.end_call(call, "OK", now_ns())
-    spans: list[Collected] = collected.named("KV.Put")
-    assert len(spans) + tracer.dropped == 13
-    assert len(spans) >= 6
