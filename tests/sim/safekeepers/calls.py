@@ -211,8 +211,8 @@ class _Served:
         self._requests.append(data)
         self._arrived.set()
 
-    def set_header(self, metadata: Metadata) -> None:
-        """Send nothing: callers in the simulation ask for none."""
+    def name_trace(self, trace_id: str) -> None:
+        """Send nothing: no call in the simulation is traced."""
 
     def cancel(self) -> None:
         self._is_over = True
