@@ -16,7 +16,6 @@ import structlog
 
 from shalekv.cli.process.access import ProcessAccess, running_beside
 from shalekv.errors import InvalidSetting
-from shalekv.rpc.certificate_expiry import CertificateExpiry
 from shalekv.rpc.native_server import Door
 from shalekv.rpc.server import Server
 from shalekv.rpc.standard_services import NO_SUCH_CALLS, WHOLE_SERVER
@@ -32,6 +31,7 @@ from shalekv.settings import (
     WriterConfig,
 )
 from shalekv.store.url import is_loopback
+from shalekv.telemetry.certificate_expiry import CertificateExpiry
 from shalekv.telemetry.loop_lag import LoopLag
 from shalekv.telemetry.metrics import Metrics
 from shalekv.telemetry.process_use import add_process_use

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shalekv.rpc.certificate_expiry import CertificateExpiry
 from shalekv.settings.security import TlsSettings
+from shalekv.telemetry.certificate_expiry import CertificateExpiry
 from shalekv.telemetry.metrics import Metrics
 from tests.kit.certificates import LOCAL, Authority
 
