@@ -206,12 +206,15 @@ class Adapter:
                     request = request_type.FromString(data)
                 except DecodeError:
                     request = _parsed(request_type, data)  # raises what the client gets
-                if by_chance is not None and (
-                    by_chance() if (parent := call.names.parent) is None else parent.is_sampled
+                if type(context) is not Call or (
+                    by_chance is not None
+                    and (
+                        by_chance() if (parent := call.names.parent) is None else parent.is_sampled
+                    )
                 ):
-                    self._answer_traced(call, count, answer, request, context, began_ns, len(data))
+                    self._answer_noted(call, count, answer, request, context, began_ns, len(data))
                     return
-                if type(context) is Call and (guard is None or guard.is_open):
+                if guard is None or guard.is_open:
                     reply = answer(request, context)
                 else:
                     reply = guarding.answer(call, answer, request, context, len(data))
@@ -225,8 +228,7 @@ class Adapter:
                 ended_ns = now_ns()
                 add_us((ended_ns - began_ns) // NS_PER_US)
                 if ended_ns - began_ns > slow_ns:
-                    noted = NotedCall.of(count.method, began_ns, call, context)
-                    noted.key = first_key(request)
+                    noted = NotedCall(count.method, began_ns, context, first_key(request))
                     telemetry.end(noted, ended_ns, StatusCode.OK)
             except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
                 count.fail(now_ns() - began_ns, code_of(error))
@@ -241,7 +243,7 @@ class Adapter:
         except ShaleError as error:
             self.fail(call, error)
 
-    def _answer_traced(
+    def _answer_noted(
         self,
         call: ServerCall,
         count: MethodCount,
@@ -251,10 +253,11 @@ class Adapter:
         began_ns: int,
         size_bytes: int,
     ) -> None:
-        """Answer a call that is traced from its beginning."""
+        """Answer a call that is noted from its beginning: it is traced, or who calls is unknown."""
         telemetry, noted = self.telemetry, NotedCall.of(count.method, began_ns, call, context)
-        telemetry.begin_traced(noted, request, call)
-        context = noted.call if isinstance(context, Call) else _traced_later(noted, context)
+        if isinstance(context, Call) or telemetry.samples(call.names.parent):
+            telemetry.begin_traced(noted, request, call)
+        context = noted.call if isinstance(context, Call) else noted.identified(context)
         try:
             work = partial(self._guarding.answer, call, answer, request, context, size_bytes)
             reply = noted.run(work)
@@ -264,7 +267,7 @@ class Adapter:
                 count.add(ended_ns - began_ns)
                 telemetry.end(noted, ended_ns, StatusCode.OK)
             else:
-                WaitingCall(self, call, count, began_ns, context, noted).wait_for(reply, request)
+                WaitingCall(self, call, count, began_ns, noted.call, noted).wait_for(reply, request)
         except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
             ended_ns, code = telemetry.now_ns(), code_of(error)
             count.fail(ended_ns - began_ns, code)
@@ -566,11 +569,6 @@ def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:
     except DecodeError:
         name = request_type.DESCRIPTOR.full_name
         raise InvalidRequest("request", f"the bytes are not a {name}") from None
-
-
-async def _traced_later(noted: NotedCall, context: Awaitable[Call]) -> Call:
-    assert noted.activity is not None
-    return (await context).recorded_in(noted.activity)
 
 
 async def _read(

@@ -57,7 +57,7 @@ class NotedCall:
     def of(
         cls, method: str, began_ns: int, call: ServerCall, context: Call | Awaitable[Call]
     ) -> NotedCall:
-        """Return a call of a transport; who has called may not be known yet."""
+        """Return a call of a transport; who has called may not be known before `identified`."""
         if not isinstance(context, Call):
             context = Call(call.peer, names=call.names)
         return cls(method, began_ns, context)
@@ -69,6 +69,12 @@ class NotedCall:
             return work()
         finally:
             CURRENT.reset(before)
+
+    async def identified(self, context: Awaitable[Call]) -> Call:
+        """Return the call with its caller, whose it is from then on. Raises as `context`."""
+        found, traced = await context, self.call.activity
+        self.call = found if traced is None else found.recorded_in(traced)
+        return self.call
 
     def begin_here(self) -> None:
         """Let the activity be `CURRENT` in this context; makes one if there is none."""

@@ -67,10 +67,10 @@ class WaitingCall:
         call: ServerCall,
         count: MethodCount,
         began_ns: int,
-        context: Call | Awaitable[Call],
+        context: Call,
         noted: NotedCall | None = None,
     ) -> None:
-        """`noted` is there if the call is traced; the others are noted if they turn out slow."""
+        """Calls that are not `noted` yet are if they need a task, or turn out slow."""
         self._calls = calls
         self._call = call
         self._count = count
@@ -86,10 +86,8 @@ class WaitingCall:
         if isinstance(answer, (PendingReply, asyncio.Future)):
             self._future = answer
         else:
-            noted = self._noted
-            if noted is None:
-                noted = self._noted = self._note()
-                noted.key = first_key(request)
+            noted = self._noted = self._noted or self._note()
+            noted.key = noted.key or first_key(request)
             self._future = noted.start(answer)
         self._calls.begin(self)
         self._call.on_cancel = self._leave
@@ -132,7 +130,7 @@ class WaitingCall:
             calls.fail(call, error, None if self._noted is None else self._noted.call)
 
     def _note(self) -> NotedCall:
-        return NotedCall.of(self._count.method, self._began_ns, self._call, self._context)
+        return NotedCall(self._count.method, self._began_ns, self._context)
 
     def _error_of(self, future: _Pending) -> BaseException | None:
         if future.cancelled():  # by somebody else if by neither of the two: a bug

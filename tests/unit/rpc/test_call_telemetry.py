@@ -20,7 +20,7 @@ from shalekv.telemetry.slow_calls import SlowCalls
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
 from tests.kit.processes.in_process import memory_store
 from tests.kit.processes.in_process import serving as serving_writer
-from tests.kit.serving.guarded import HeldPolicy, KnownTokens, policy_of, shown
+from tests.kit.serving.guarded import HeldPolicy, HeldTokens, KnownTokens, policy_of, shown
 from tests.kit.serving.rpc import Serving, serving
 from tests.unit.rpc.sessions import SocketSession, operation
 from tests.unit.rpc.test_names import NAMED, TOLD, OneTracer, told_by
@@ -112,6 +112,18 @@ async def test_scans_and_operations_are_slow_calls_as_well() -> None:
     assert found["KV.Scan"] == ("OK", TOLD["x-request-id"], TOLD["x-trace-id"])
     assert found["Session.put"] == ("OK", "all", "")
     assert found["Session.get"] == ("RESOURCE_EXHAUSTED", "all", "")
+
+
+@pytest.mark.parametrize("samples_all", [False, True], ids=["untraced", "traced"])
+async def test_a_slow_call_names_a_caller_who_was_looked_up(*, samples_all: bool) -> None:
+    """Who calls is found out while the call is in progress, and told at its end."""
+    slow_calls, tokens = SlowCalls(1, LoopClock()), HeldTokens("root")
+    tokens.known.set()
+    recorders = noting_all(slow_calls, OneTracer(samples_all=samples_all))
+    async with serving(recorders=recorders, guard=Guard(tokens, HeldPolicy(policy_of()))) as it:
+        await it.kv.Get(kv_pb2.GetRequest(key=b"a"), metadata=shown("root"))
+    (slow,) = slow_calls.newest()
+    assert (slow.principal, slow.key_hash != "") == ("token:root", True)
 
 
 async def test_a_call_has_the_same_names_everywhere(tmp_path: Path) -> None:

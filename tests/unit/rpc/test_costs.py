@@ -12,7 +12,9 @@ from random import Random
 import pytest
 
 from shalekv.clock import LoopClock
+from shalekv.protocol.access import Verb
 from shalekv.runtime import Runtime
+from shalekv.server.access.guard import Guard
 from shalekv.store.memory import MemoryStore
 from shalekv.telemetry.costs import ANONYMOUS, BACKGROUND, NO_PREFIX
 from shalekv.telemetry.metrics import FAMILIES, Metrics
@@ -29,6 +31,7 @@ from shalekv_client import (
 )
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.processes.in_process import Served, memory_store, serving
+from tests.kit.serving.guarded import HeldPolicy, HeldTokens, policy_of, prefix
 from tests.kit.serving.sweeping import compact_store
 
 PRICES = {"write": "0.0054", "list": "0.0055", "read": "0.00037", "delete": "0"}  # of 1,000
@@ -106,6 +109,24 @@ async def test_dollars_equal_counted_requests_to_the_last_digit() -> None:
         elif dimension is CostDimension.PRINCIPAL:
             others = ("batch_get", "count", "scan", "session", "stats")
             assert calls[ANONYMOUS] == 3 * len(keys) + len(others)
+
+
+async def test_the_first_call_of_a_token_is_charged_to_its_principal() -> None:
+    """Also if it has to be looked up who calls, while the call is in progress."""
+    tokens = HeldTokens("root", "ann")
+    tokens.known.set()
+    guard = Guard(tokens, HeldPolicy(policy_of(ann=prefix(b"a/", Verb.READ))))
+    async with (
+        serving(memory_store(), guard, telemetry=TELEMETRY) as served,
+        Client(served.listen, access_token="root", coalesce=False) as root,
+        Client(served.listen, access_token="ann", coalesce=False) as ann,
+    ):
+        await root.put(b"a/1", b"v")
+        await move_to_levels(served)
+        assert await ann.get(b"a/1") is not None
+        served.server.collect(metrics := Metrics())
+    charged = dollars_by(metrics, "principal_cost_dollars")
+    assert {"token:root", "token:ann"} <= charged.keys() <= {"token:root", "token:ann", BACKGROUND}
 
 
 @pytest.mark.parametrize("coalesce", [False, True], ids=["unary", "session"])
