@@ -298,6 +298,12 @@ class ProfileRefused(ShaleError):
     reason = "PROFILE_REFUSED"
 
 
+class WrongRole(ShaleError):
+    """This process has another role: it answers no such calls. See the message for who does."""
+
+    reason = "WRONG_ROLE"
+
+
 class Stopping(ShaleError):
     """This process no longer serves. Nothing was applied: try another address."""
 

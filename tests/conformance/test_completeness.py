@@ -42,6 +42,7 @@ REASONS_WITHOUT_CASE: Mapping[str, str] = {
     "ORIGIN_LOST": FAULT,
     "UNAUTHENTICATED": GUARDED,
     "PERMISSION_DENIED": GUARDED,
+    "WRONG_ROLE": "is of safekeepers: tests/unit/rpc/test_safekeeper.py",
     "PROFILE_REFUSED": "is of the API of operators: tests/unit/rpc/test_profile.py",
     "QUOTA_EXCEEDED": GUARDED,
     "POLICY_UNKNOWN": GUARDED,

@@ -61,6 +61,7 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "REPLY_TOO_LARGE": errors.ReplyTooLarge,
         "DEADLINE_PASSED": errors.DeadlinePassed,
         "PROFILE_REFUSED": errors.NotApplied,
+        "WRONG_ROLE": errors.Unimplemented,
         "STOPPING": errors.Stopping,
         "FENCED": errors.Fenced,
         "STANDING_BY": errors.Stopping,

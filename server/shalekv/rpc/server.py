@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from shalekv.errors import ShaleError
+from shalekv.errors import ShaleError, WrongRole
 from shalekv.read.memory_budget import MemoryBudget, Stalls
 from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.call_counts import CallCounts
@@ -72,6 +72,10 @@ LAST_EDITS_S = 1.0
 OWN_SERVICES = (KV_SERVICE, ADMIN_SERVICE)
 NO_METHODS: Mapping[str, Method] = {}
 READY = Readiness()
+_IS_SAFEKEEPER = WrongRole(
+    "this is a safekeeper, which holds logs and answers no such calls: ask a writer or a reader of "
+    "the database; `shalekv safekeeper status`, its log and its metrics tell about this process"
+)
 _ANYTHING = StatusRequest()  # needs to be allowed anything at all
 
 _log = structlog.get_logger(__name__)
@@ -190,8 +194,11 @@ class Server:
         )
 
     async def start_safekeeper(self, service: SafekeeperService) -> None:
-        """Serve as a safekeeper from now on."""
-        self._find_own = safekeeper_methods(service, self._adapter).get
+        """Serve as a safekeeper from now on; calls of the other roles are refused."""
+        elsewhere = self._new_adapter()
+        elsewhere.refuse(_IS_SAFEKEEPER)
+        own, others = safekeeper_methods(service, self._adapter), _refusing(OWN_SERVICES, elsewhere)
+        self._find_own = lambda path: own.get(path) or others(path)
         self._health.report({WHOLE_SERVER: True, SAFEKEEPER_SERVICE: True})
         await self._listen([SAFEKEEPER_SERVICE])
 

@@ -89,6 +89,7 @@ TABLE: Mapping[type[errors.ShaleError], ErrorStatus] = {
     errors.DeadlinePassed: ErrorStatus(_Code.DEADLINE_EXCEEDED, _NO),
     errors.SeqNotReached: ErrorStatus(_Code.DEADLINE_EXCEEDED, _NO),
     errors.ProfileRefused: ErrorStatus(_Code.FAILED_PRECONDITION, _NO),
+    errors.WrongRole: ErrorStatus(_Code.UNIMPLEMENTED, _NO),
     errors.Stopping: ErrorStatus(_Code.UNAVAILABLE, _NO),
     errors.Fenced: ErrorStatus(_Code.UNAVAILABLE, _NO),
     errors.Superseded: ErrorStatus(_Code.UNAVAILABLE, _NO),

@@ -38,6 +38,7 @@ from shalekv.store.files import FileSystem
 from shalekv.v1 import safekeeper_pb2 as wire
 from shalekv.v1 import safekeeper_pb2_grpc
 from shalekv.write.quorum.links import DatabasePlace, LinkBroken
+from shalekv_client import Client, Unimplemented
 from tests.kit.quorum.safekeepers import (
     DATABASE_ID,
     DEADLINE_S,
@@ -89,6 +90,16 @@ async def test_vote_waits_for_the_disk(tmp_path: Path) -> None:
         vote = await voting
         assert isinstance(vote, Vote)
         assert vote.log.last == last_of(old.records)
+
+
+async def test_calls_of_other_roles(tmp_path: Path) -> None:
+    """A safekeeper says that it is one, whatever is asked of it, by a call or in a session."""
+    async with safekeeper(tmp_path) as it, Client(it.address) as client:
+        for asked in (client.slow_calls(), client.status(), client.put(b"a", b"1")):
+            with pytest.raises(
+                Unimplemented, match=r"is a safekeeper, .* ask a writer or a reader"
+            ):
+                await asked
 
 
 async def test_full_log(tmp_path: Path) -> None:
