@@ -26,7 +26,7 @@ from shalekv.errors import (
 )
 from shalekv.protocol.access import Need, Verb
 from shalekv.rpc.exposition import Exposition
-from shalekv.rpc.native_server import FOR_METRICS, Door, address_of, bind, listening
+from shalekv.rpc.native_server import FOR_METRICS, Door, accepted, address_of, bind, listening
 from shalekv.rpc.standard_services import WHOLE_SERVER
 from shalekv.rpc.status import row_of
 from shalekv.server.access.caller import Caller
@@ -47,7 +47,6 @@ RETRY_AFTER_MS = 1_000
 SCRAPES_MAX = 4  # at once; each holds its text, of some hundred KB
 HEADERS_MAX = 64
 HEADER_BYTES_MAX = 12 << 10  # of one; a token may have 8 KiB
-ACCEPT_PAUSE_S = 1.0  # when too many files are open
 ALPN = "http/1.1"
 METHODS = ("GET", "HEAD")
 # What callers without the verb ADMIN are not shown: who calls, which keys and objects there are.
@@ -141,18 +140,8 @@ class HttpEndpoint:
     async def _accept(
         self, listener: socket.socket, server: web.Server, tasks: asyncio.TaskGroup
     ) -> None:
-        listener.settimeout(0)
-        loop = asyncio.get_running_loop()
         while True:
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except ConnectionError:  # its client has gone
-                continue
-            except OSError as error:  # too many files are open
-                _log.error("connections for metrics cannot be accepted", problem=str(error))
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
-            self._adopt(server, tasks, connection)
+            self._adopt(server, tasks, await accepted(listener))
 
     def _adopt(
         self, server: web.Server, tasks: asyncio.TaskGroup, connection: socket.socket

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
+
 from shalekv.errors import InvalidSetting
 from shalekv.rpc.calls import Find
 from shalekv.rpc.revocation import read_lists
@@ -44,7 +46,10 @@ FOR_METRICS = b"m"  # one to the endpoint of metrics
 # Open at once; at most half of the files that this process may have open: its store needs the rest.
 CONNECTIONS_MAX = 10_000
 BACKLOG = 4_096  # connections that wait to be accepted; the operating system has a limit of its own
+ACCEPT_PAUSE_S = 1.0  # when too many files are open
 LOCK_TRIES, LOCK_POLL_S = 100, 0.01  # of a folder that another process binds a path in
+
+_log = structlog.get_logger(__name__)
 
 
 class Door:
@@ -200,6 +205,22 @@ def bind(listen: str) -> list[socket.socket]:
             each.close()
         raise OSError(refused.errno, f"{listen}: {refused.strerror or refused}") from None
     return sockets
+
+
+async def accepted(listener: socket.socket) -> socket.socket:
+    """Return the next connection. Waits, and logs it, while too many files are open."""
+    listener.settimeout(0)
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            connection, _ = await loop.sock_accept(listener)
+        except ConnectionError:  # its client has gone
+            continue
+        except OSError as error:  # too many files are open
+            _log.error("connections cannot be accepted", problem=str(error))
+            await asyncio.sleep(ACCEPT_PAUSE_S)
+            continue
+        return connection
 
 
 def address_of(listen: str, sockets: list[socket.socket]) -> str:

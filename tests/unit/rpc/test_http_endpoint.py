@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import ClientError, ClientSession, TCPConnector
+from structlog.testing import capture_logs
 
 from shalekv.errors import StandingBy
 from shalekv.protocol.access import Policy, Principal, Verb
@@ -20,6 +24,7 @@ from shalekv.rpc.http_endpoint import (
     SCRAPES_MAX,
     HttpEndpoint,
 )
+from shalekv.rpc.native_server import accepted
 from shalekv.rpc.server import Server
 from shalekv.server.access.guard import Guard
 from shalekv.server.access.identity import Credentials, Identity
@@ -272,6 +277,30 @@ async def test_renewed_files_and_certificates_of_clients(tmp_path: Path) -> None
             tls.load_verify_locations(OTHER.write(tmp_path, "other"))
             assert (await it.ask("/metrics", tls=tls)).status == 200
     assert seen.certificates == [certificate.der]
+
+
+async def test_connections_wait_while_too_many_files_are_open() -> None:
+    """It is logged, and they are accepted as soon as there are files again."""
+    often = {"shalekv.rpc.native_server:ACCEPT_PAUSE_S": 0}
+    with (
+        constants(often),
+        capture_logs() as logs,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+    ):
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(client.fileno())
+        os.close(lowest_free)
+        accepting = asyncio.create_task(accepted(listener))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+        try:
+            while not (logs or accepting.done()):  # noqa: ASYNC110 - seen from outside alone
+                await asyncio.sleep(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with await accepting as connection:
+            assert connection.getpeername() == client.getsockname()
+    assert {line["event"] for line in logs} == {"connections cannot be accepted"}
 
 
 async def test_connections_that_are_silent_give_way() -> None:

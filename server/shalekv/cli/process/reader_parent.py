@@ -45,7 +45,15 @@ from shalekv.cli.process.reader import (
 from shalekv.cli.process.shutdown import StopRequest, on_hangup
 from shalekv.cli.process.supervisor import RestartDelay, child_environment
 from shalekv.clock import MachineClock
-from shalekv.rpc.native_server import CONNECTION, DOOR, FOR_METRICS, address_of, bind, release
+from shalekv.rpc.native_server import (
+    CONNECTION,
+    DOOR,
+    FOR_METRICS,
+    accepted,
+    address_of,
+    bind,
+    release,
+)
 from shalekv.settings import ReaderConfig
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import RequestKind
@@ -306,7 +314,7 @@ class ReaderParent:
         await self._served.wait()
         while True:
             await self._serving.wait()
-            with await self._accepted(listener) as connection:
+            with await accepted(listener) as connection:
                 await self._serving.wait()
                 self._give(CONNECTION, connection)
 
@@ -316,22 +324,8 @@ class ReaderParent:
         One that opens the database can say that it lives.
         """
         while True:
-            with await self._accepted(listener) as connection:
+            with await accepted(listener) as connection:
                 self._give(FOR_METRICS, connection)
-
-    async def _accepted(self, listener: socket.socket) -> socket.socket:
-        listener.settimeout(0)
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except ConnectionError:  # its client has gone
-                continue
-            except OSError as error:  # too many files are open
-                _log.error("connections cannot be accepted", problem=str(error))
-                await self._clock.sleep_ms(PING_MS)
-                continue
-            return connection
 
     def _give(self, kind: bytes, connection: socket.socket) -> None:
         children = [place.child for place in self._places if place.child is not None]
