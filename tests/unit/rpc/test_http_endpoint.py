@@ -279,6 +279,26 @@ async def test_renewed_files_and_certificates_of_clients(tmp_path: Path) -> None
     assert seen.certificates == [certificate.der]
 
 
+async def test_tokens_over_tls(tmp_path: Path) -> None:
+    """With TLS and tokens, a token decides within TLS, and without TLS nothing is answered."""
+    server = CA.issue(*LOCAL).write(tmp_path, "server")
+    settings = TlsSettings(tls_cert=server.certificate, tls_key=server.key)
+    policy = policy_of(reader=prefix(b"a", Verb.READ))
+    tls = ssl.create_default_context(cafile=CA.write(tmp_path))
+    async with endpoint(tls=settings, guard=guarded(policy)) as it:
+        codes = {
+            name: (await it.ask("/metrics", tls=tls, Authorization=BEARER + name)).status
+            for name in ("forged", "stranger", "reader")
+        }
+        assert codes == {"forged": 401, "stranger": 403, "reader": 200}
+        assert (await it.ask("/metrics", tls=tls)).status == 401
+        assert (await it.ask("/livez", tls=tls)).status == 200
+        reader, writer = await asyncio.open_connection(*it.endpoint.listen.rsplit(":", 1))
+        writer.write(b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer reader\r\n\r\n")
+        assert b"HTTP" not in await reader.read()
+        writer.close()
+
+
 async def test_connections_wait_while_too_many_files_are_open() -> None:
     """It is logged, and they are accepted as soon as there are files again."""
     often = {"shalekv.rpc.native_server:ACCEPT_PAUSE_S": 0}
