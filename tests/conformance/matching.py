@@ -27,7 +27,8 @@ SHOWN_CHARS_MAX = 300
 _HEADER = kv_pb2.ReplyHeader.DESCRIPTOR
 _ERROR = kv_pb2.OperationError.DESCRIPTOR
 _TEXT = _ERROR.fields_by_name["message"]  # any field that holds a text
-_NAMES_OF_ERROR = {"code", "reason", "field", "metadata", "retry"}
+_NAMES_OF_CALL = ("request_id", "trace_id")
+_NAMES_OF_ERROR = {"code", "reason", "field", "metadata", "retry", *_NAMES_OF_CALL}
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "$gt": operator.gt,
     "$ge": operator.ge,
@@ -56,6 +57,8 @@ class Failure:
     metadata: Mapping[str, str] = field(default_factory=dict)
     bad_fields: tuple[str, ...] = ()
     retry_delay_ms: int | None = None  # None: no advice
+    request_id: str = ""  # of an operation; empty: none
+    trace_id: str = ""
 
     @classmethod
     def of_operation(cls, error: kv_pb2.OperationError) -> Failure:
@@ -67,6 +70,8 @@ class Failure:
             metadata=dict(error.metadata),
             bad_fields=tuple(v for k, v in error.metadata.items() if k == "field"),
             retry_delay_ms=error.retry_delay_ms or None,
+            request_id=error.request_id,
+            trace_id=error.trace_id,
         )
 
 
@@ -92,6 +97,9 @@ def match_failure(expected: Json, found: Failure, variables: Variables, path: st
     if "field" in wanted:
         named = (found.metadata.get("field"), found.bad_fields)
         problems[f"not field {wanted['field']}"] = named != (wanted["field"], (wanted["field"],))
+    for name in _NAMES_OF_CALL:
+        if name in wanted:
+            problems[f"not {name} {wanted[name]}"] = wanted[name] != getattr(found, name)
     for name in metadata:
         problems[f"no {name} in the metadata"] = name not in found.metadata
     for problem, is_so in problems.items():

@@ -100,6 +100,8 @@ REFUSED = Failure(
     reason="INVALID_REQUEST",
     metadata={"field": "key"},
     bad_fields=("key",),
+    request_id="a1",
+    trace_id="f" * 32,
 )
 
 SAME_ERROR: list[tuple[Json, Failure]] = [
@@ -108,6 +110,7 @@ SAME_ERROR: list[tuple[Json, Failure]] = [
     ({"metadata": {"found_seq": "${s}"}}, FAILED),
     ({"metadata": {"found_seq": {"$ne": "0"}}}, FAILED),
     ({"code": "INVALID_ARGUMENT", "field": "key"}, REFUSED),
+    ({"request_id": "a1", "trace_id": "f" * 32}, REFUSED),
     ({"retry": True}, Failure("RESOURCE_EXHAUSTED", "later", "shalekv", retry_delay_ms=0)),
 ]
 
@@ -118,6 +121,8 @@ OTHER_ERROR: list[tuple[Json, Failure]] = [
     ({"metadata": {"condition": "absent"}}, FAILED),
     ({"field": "key"}, FAILED),
     ({"field": "value"}, REFUSED),
+    ({"request_id": ""}, REFUSED),
+    ({"trace_id": "f" * 31}, REFUSED),
     ({"retry": True}, FAILED),
     ({}, Failure("RESOURCE_EXHAUSTED", "later", "shalekv", retry_delay_ms=0)),
     ({}, Failure("ABORTED", "it did not hold")),

@@ -324,7 +324,8 @@ class Adapter:
 
         async def serve(call: StreamCall, context: Call) -> None:
             admit = self._guarding.admit_watch(context)
-            stream = watches.open(self._operation_error, admit, principal=context.principal)
+            describe = partial(self._operation_error, call=context)
+            stream = watches.open(describe, admit, principal=context.principal)
             try:
                 await self._run_guarded(stream, WatchRequest, call, context)
             finally:
@@ -529,12 +530,10 @@ class Adapter:
         status = self._status_of(error, "a call", named(names.request_id, names.trace_id))
         call.end(StatusCode(status.code), status.message, status.SerializeToString())
 
-    def _operation_error(
-        self, error: BaseException, call: Call | None = None
-    ) -> kv_pb2.OperationError:
+    def _operation_error(self, error: BaseException, call: Call) -> kv_pb2.OperationError:
         """Convert the error of an operation of a session or watch; drops its tracebacks."""
-        names = {} if call is None else named(call.request_id, call.trace_id)
-        return operation_error(self._status_of(error, "an operation", names))
+        names = named(call.request_id, call.trace_id)
+        return operation_error(self._status_of(error, "an operation", names), names)
 
     def _status_of(
         self, error: BaseException, what: str, names: Mapping[str, str]

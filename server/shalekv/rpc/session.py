@@ -329,6 +329,8 @@ class Session:
                 size_bytes = request.ByteSize()
                 answer = answer_guarded(self._guard, kind.answer, request, context, size_bytes)
         except Exception as error:  # noqa: BLE001 - one operation must not end the others
+            if call is self._calls.undated and (operation.traceparent or operation.request_id):
+                call = _with_names(call, operation)  # it was refused before that was done
             self._answer(operation_id, kind, began_ns, 0, call, error)
             return False
         if not isinstance(answer, PendingReply) and isinstance(answer, Message | bytes):
@@ -375,9 +377,7 @@ class Session:
         timeout_ms = operation.timeout_ms
         call = self._calls.within(timeout_ms) if timeout_ms else self._calls.undated
         if operation.traceparent or operation.request_id:
-            own, of_session = call_names(operation.request_id, operation.traceparent), call.names
-            request_id, parent = own.request_id or of_session.request_id, own.parent
-            call = replace(call, names=CallNames(request_id, parent or of_session.parent))
+            call = _with_names(call, operation)
         return call
 
     def _replied(
@@ -442,6 +442,13 @@ class Session:
             tag = kind.tag
         data = outcome if isinstance(outcome, bytes) else outcome.SerializeToString()
         self._results.add(operation_id, tag, data, given_bytes=size_bytes)
+
+
+def _with_names(call: Call, operation: kv_pb2.SessionOperation) -> Call:
+    """Return the context of an operation with names of its own; `call` has those of the session."""
+    own, of_session = call_names(operation.request_id, operation.traceparent), call.names
+    names = CallNames(own.request_id or of_session.request_id, own.parent or of_session.parent)
+    return replace(call, names=names)
 
 
 def _tag_of(field: str) -> bytes:

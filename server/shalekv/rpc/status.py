@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
@@ -182,9 +183,16 @@ def status_of_bug(error_id: str) -> status_pb2.Status:
     return _status(row_of(errors.ShaleError).code, message, [info])
 
 
-def operation_error(status: status_pb2.Status) -> kv_pb2.OperationError:
-    """Convert a status to the error of an operation of a session, or of a watch."""
+def operation_error(
+    status: status_pb2.Status, names: Mapping[str, str] = MappingProxyType({})
+) -> kv_pb2.OperationError:
+    """Convert a status to the error of an operation of a session, or of a watch.
+
+    `names` are its `request_id` and `trace_id`, those that it has.
+    """
     error = kv_pb2.OperationError(code=status.code, message=status.message)
+    if names:
+        error.request_id, error.trace_id = names.get("request_id", ""), names.get("trace_id", "")
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     for detail in status.details:
         if detail.Unpack(info):
@@ -269,6 +277,10 @@ _UNEXPECTED = "A bug in the server. Report it with what the log says under its `
 _AFTER = """
 Errors for which the server or its store is to blame have an `error_id` in their metadata: the log
 line of the server with the same `error_id` has the details, which clients never see.
+
+If its call has a name or is part of a trace, an error tells both, so that operators
+[find the call](observability.md#slow-calls): in the metadata `x-request-id` and `x-trace-id`, or in
+`request_id` and `trace_id` of an `OperationError`.
 """
 
 

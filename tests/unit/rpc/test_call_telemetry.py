@@ -98,6 +98,21 @@ async def test_the_log_goes_on_with_a_tracer_that_fails() -> None:
         assert seqs == sorted({*seqs})
 
 
+async def test_a_watch_that_is_refused_has_the_names_of_its_stream() -> None:
+    """In the error with which it is closed; the stream goes on."""
+    async with (
+        serving_writer(memory_store()) as served,
+        grpc.aio.insecure_channel(served.listen) as channel,
+    ):
+        stream: Any = kv_pb2_grpc.KVStub(channel).Watch(metadata=NAMED)
+        create = kv_pb2.WatchCreate(watch_id=1, header=kv_pb2.RequestHeader(min_seq=1))
+        await stream.write(kv_pb2.WatchRequest(create=create))
+        closed = (await stream.read()).closed
+        stream.cancel()
+    assert closed.reason == "INVALID_REQUEST"
+    assert (closed.request_id, closed.trace_id) == (TOLD["x-request-id"], TOLD["x-trace-id"])
+
+
 async def test_scans_and_operations_are_slow_calls_as_well() -> None:
     """A stream is noted at its end, and each operation of a session by itself, with its names."""
     slow_calls = SlowCalls(1, LoopClock())

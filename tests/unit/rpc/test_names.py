@@ -168,6 +168,22 @@ async def test_operations_of_a_session_have_names_of_their_own() -> None:
     assert tracer.began == ["Session.put"]
 
 
+async def test_the_error_of_an_operation_has_its_names() -> None:
+    """Its own or those of the session, also if it is refused before it begins; or none."""
+    for metadata, others in ((), ("", "")), (NAMED, ("a1", TRACE_ID)):
+        async with serving() as it:
+            session = SocketSession(it.kv, metadata=metadata)
+            unset, full = operation(1), operation(2, kv_pb2.GetRequest(key=b"!full"))
+            for each in unset, full:
+                each.request_id, each.traceparent = "one", f"00-{OWN_TRACE}-{SPAN_ID}-00"
+            await session.send(unset, full, operation(3), operation(4, full.get))
+            results = await session.rest()
+        found = [results[number].error for number in range(1, 5)]
+        assert [error.code for error in found] == [3, 8, 3, 8]
+        named = [(error.request_id, error.trace_id) for error in found]
+        assert named == [("one", OWN_TRACE), ("one", OWN_TRACE), others, others]
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "x", f"ff-{TRACE_ID}-{SPAN_ID}-01", f"00-{'0' * 32}-{SPAN_ID}-01", f"{TRACEPARENT}-more"],

@@ -1642,6 +1642,8 @@ class OperationError(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     RETRY_DELAY_MS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """The gRPC status code, as its number."""
     message: _builtins.str
@@ -1650,6 +1652,14 @@ class OperationError(_message.Message):
     """A reason of the table of errors."""
     retry_delay_ms: _builtins.int
     """Try again after this many milliseconds. 0: no advice."""
+    request_id: _builtins.str
+    """The name of the operation or watch in logs: `request_id` of the operation, or that of the
+    stream. Empty: there is neither.
+    """
+    trace_id: _builtins.str
+    """The trace that the operation or watch is part of, 32 hexadecimal digits: that of its caller, or
+    of an operation that the server records by chance. Empty: none.
+    """
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Details of the reason, by name. The path of a `field` begins in the request of the
@@ -1664,10 +1674,12 @@ class OperationError(_message.Message):
         reason: _builtins.str = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         retry_delay_ms: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        trace_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "metadata", b"metadata", "reason", b"reason", "retry_delay_ms", b"retry_delay_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "metadata", b"metadata", "reason", b"reason", "request_id", b"request_id", "retry_delay_ms", b"retry_delay_ms", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
