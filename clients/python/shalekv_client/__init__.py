@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from shalekv_client.operations import costs_of_calls
     from shalekv_client.policies import Consistency, Durability, ReadLevel, ReadPolicy, Role, Wire
     from shalekv_client.results import Commit, Cost, Count, Entry, KeyInfo, TxnResult, Value, View
+    from shalekv_client.routing.call_names import request_id_of_calls
     from shalekv_client.routing.idempotency import IdempotencyKeys
     from shalekv_client.routing.retry import RetryPolicy
     from shalekv_client.routing.security import TlsOptions
@@ -280,6 +281,7 @@ __all__ = [
     "WrongDatabase",
     "__version__",
     "costs_of_calls",
+    "request_id_of_calls",
 ]
 
 # The public names of each module, which is imported when one of them is first asked for: a program
@@ -371,6 +373,7 @@ _NAMES = {
         "WatchTooSlow",
         "WrongDatabase",
     ),
+    "routing.call_names": ("request_id_of_calls",),
     "routing.idempotency": ("IdempotencyKeys",),
     "policies": (
         "Consistency",

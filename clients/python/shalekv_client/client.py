@@ -18,9 +18,9 @@ from shalekv_client.operations import (
     COUNT,
     At,
     Operation,
-    asking_cost,
     attempt,
     destination_of,
+    in_context,
     read_header,
 )
 from shalekv_client.policies import (
@@ -371,7 +371,7 @@ class Client(DataCalls, AdminCalls, AsyncCloseable):
         return profile_of(await self.fleet.run(ask, target, self._time_ms(timeout_ms)))
 
     async def _call(self, operation: Operation[ResultT], timeout_ms: int | None) -> ResultT:
-        operation = asking_cost(operation)
+        operation = in_context(operation)
         size_bytes = len(operation.data)
         if size_bytes > self._message_bytes_max:
             raise too_large(self.address, str(operation.kind), size_bytes, self._message_bytes_max)

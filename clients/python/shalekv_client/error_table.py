@@ -18,7 +18,8 @@ from google.protobuf.message import DecodeError
 from shalekv.v1 import kv_pb2
 from shalekv_client import errors
 from shalekv_client.errors import ErrorDetails, ShaleKVError
-from shalekv_wire.status import CallFailed, StatusCode
+from shalekv_wire.status import CallFailed, Metadata, StatusCode
+from shalekv_wire.trace_context import REQUEST_ID, TRACE_ID, TRACEPARENT, call_names
 
 if TYPE_CHECKING:  # imported by the first call that fails
     from google.rpc import error_details_pb2, status_pb2
@@ -113,13 +114,30 @@ _OLDER = "this server does not know {}: it may be older than this client, or non
 
 
 def error_of(
-    address: str, call: CallFailed, *, timeout_ms: float | None = None, method: str = ""
+    address: str,
+    call: CallFailed,
+    *,
+    timeout_ms: float | None = None,
+    method: str = "",
+    sent: Metadata = (),
 ) -> ShaleKVError:
     """Return the error for a failed call to the server at `address`.
 
     `timeout_ms` is the timeout of the call, and `method` its name, for the messages of a
-    DEADLINE_EXCEEDED and an UNIMPLEMENTED without details.
+    DEADLINE_EXCEEDED and an UNIMPLEMENTED without details. `sent` is its metadata: the names in it
+    count if the server has not told any.
     """
+    error = _error_of(address, call, timeout_ms, method)
+    if not sent and not call.metadata:
+        return error
+    names = {**dict(sent), **dict(call.metadata)}
+    trace_id = names.get(TRACE_ID) or call_names("", str(names.get(TRACEPARENT, ""))).trace_id
+    return error.again(str(names.get(REQUEST_ID, "")), str(trace_id))
+
+
+def _error_of(
+    address: str, call: CallFailed, timeout_ms: float | None, method: str
+) -> ShaleKVError:
     code = call.code.name
     message = call.message or code
     status = _rich_status(call)
@@ -135,7 +153,7 @@ def error_of(
         message = f"no answer within {timeout_ms:.0f} ms"
     if call.code is StatusCode.UNIMPLEMENTED and method:
         message = _OLDER.format(f"the call {method}")
-    return _error_without_reason(address, code, message)
+    return _error_without_reason(ErrorDetails(address, code, message))
 
 
 def error_of_stream(address: str, call: CallFailed) -> ShaleKVError:
@@ -152,14 +170,17 @@ def error_of_stream(address: str, call: CallFailed) -> ShaleKVError:
 def error_of_operation(address: str, failure: kv_pb2.OperationError) -> ShaleKVError:
     """Return the error for an operation of a session that the server at `address` has failed."""
     code = _CODE_NAMES.get(failure.code, "UNKNOWN")
-    message = failure.message or code
-    if not failure.reason:
-        return _error_without_reason(address, code, message)
-    advice_ms = failure.retry_delay_ms or None
-    metadata = dict(failure.metadata)
-    return _error_with_reason(
-        ErrorDetails(address, code, message, failure.reason, metadata, advice_ms)
+    found = ErrorDetails(
+        address,
+        code,
+        failure.message or code,
+        failure.reason,
+        dict(failure.metadata),
+        failure.retry_delay_ms or None,
+        failure.request_id,
+        failure.trace_id,
     )
+    return _error_with_reason(found) if found.reason else _error_without_reason(found)
 
 
 def silence(address: str, timeout_ms: int) -> errors.DeadlineExceeded:
@@ -190,9 +211,8 @@ def _error_with_reason(found: ErrorDetails) -> ShaleKVError:
     return (kind or errors.ServerFailed)(found)
 
 
-def _error_without_reason(address: str, code: str, message: str) -> ShaleKVError:
-    kind = _BY_BARE_CODE.get(code, errors.ServerFailed)
-    return kind(ErrorDetails(address, code, message))
+def _error_without_reason(found: ErrorDetails) -> ShaleKVError:
+    return _BY_BARE_CODE.get(found.code, errors.ServerFailed)(found)
 
 
 def _rich_status(call: CallFailed) -> status_pb2.Status | None:

@@ -52,7 +52,7 @@ decides which status becomes which error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 
@@ -66,6 +66,19 @@ class ErrorDetails:
     reason: str = ""  # of the published table of errors; empty: gRPC itself failed
     metadata: Mapping[str, str] = field(default_factory=dict)  # the values that go with the reason
     retry_after_ms: int | None = None  # advice of the server
+    # Names of the call, under which the server's log, audit log, slow calls and traces have it.
+    request_id: str = ""  # empty: the call has none
+    trace_id: str = ""  # 32 hexadecimal digits; empty: the call is part of no trace
+
+    def named(self, request_id: str, trace_id: str) -> ErrorDetails:
+        """Return them with these names of the call, as far as they have none."""
+        if not request_id and not trace_id:
+            return self
+        return replace(
+            self,
+            request_id=self.request_id or request_id,
+            trace_id=self.trace_id or trace_id,
+        )
 
 
 class ShaleKVError(Exception):
@@ -77,12 +90,18 @@ class ShaleKVError(Exception):
         self.details = details
 
     def __str__(self) -> str:
-        """Return the server's address and the message."""
-        return f"{self.details.address}: {self.details.message}"
+        """Return the server's address, the message, and the names of the call, if it has any."""
+        details = self.details
+        named = (("request", details.request_id), ("trace", details.trace_id))
+        names = ", ".join(f"{kind} {name}" for kind, name in named if name)
+        return f"{details.address}: {details.message}" + (f" ({names})" if names else "")
 
-    def again(self) -> Self:
-        """Return the same error as a new object, for one more caller that raises it."""
-        return type(self)(self.details)
+    def again(self, request_id: str = "", trace_id: str = "") -> Self:
+        """Return the same error as a new object, for one more caller that raises it.
+
+        It gets these names of the caller's call, as far as it has none.
+        """
+        return type(self)(self.details.named(request_id, trace_id))
 
     @property
     def code(self) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shalekv_client.calls import DataCalls
 from shalekv_client.errors import ShaleKVError
-from shalekv_client.operations import At, Operation, UnaryCalls, asking_cost
+from shalekv_client.operations import At, Operation, UnaryCalls, in_context
 from shalekv_client.policies import MESSAGE_BYTES_MAX
 from shalekv_client.routing.idempotency import IdempotencyKeys
 from shalekv_wire.blocking_client import BlockingChannel
@@ -76,7 +76,7 @@ class OneCallClient(DataCalls):
         if address is None or is_large or timeout_ms > TIMEOUT_MS_MAX:
             return await (await self.client()).resume(operation, timeout_ms)
         deadline_s = time.monotonic() + timeout_ms / 1000.0
-        operation = asking_cost(operation)
+        operation = in_context(operation)
         channel = BlockingChannel(address, Limits(message_bytes_max=MESSAGE_BYTES_MAX))
         try:
             return await UnaryCalls(channel).call(operation, timeout_ms)

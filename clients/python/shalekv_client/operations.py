@@ -34,8 +34,10 @@ from shalekv_client.results import (
     txn_result_of,
     value_of,
 )
+from shalekv_client.routing.call_names import REQUEST_ID_HERE, metadata_here, metadata_of
 from shalekv_wire.calls import Channel, UnaryChannel
 from shalekv_wire.status import CallFailed, Metadata
+from shalekv_wire.trace_context import call_names
 
 if TYPE_CHECKING:  # loaded by what uses it: a get does not
     from shalekv_client.changes import Change, Compare, Condition, TxnOperation
@@ -132,6 +134,12 @@ class Operation(NamedTuple, Generic[ResultT]):
     read_level: ReadLevel | None = None  # None: it is a write
     min_seq: int = 0  # the sequence number that the reply to a read must have reached
     traceparent: str = ""  # the span that it belongs to; empty: it is not traced
+    request_id: str = ""  # under which logs of servers have it; empty: it has none
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Its request id and the id of its trace, for errors; each may be empty."""
+        return self.request_id, call_names("", self.traceparent).trace_id
 
     def demanding_min_seq(self) -> Operation[ResultT]:
         """Return the operation with `min_seq` in its request: the server waits for that commit."""
@@ -164,9 +172,11 @@ def costs_of_calls() -> Iterator[list[Cost]]:
         _COSTS.reset(token)
 
 
-def asking_cost(operation: Operation[ResultT]) -> Operation[ResultT]:
-    """Return what is to be sent: the operation asks for its cost inside of `costs_of_calls`."""
-    costs = _COSTS.get()
+def in_context(operation: Operation[ResultT]) -> Operation[ResultT]:
+    """Return what is to be sent inside of `request_id_of_calls` and of `costs_of_calls`."""
+    costs, request_id = _COSTS.get(), REQUEST_ID_HERE.get()
+    if request_id:
+        operation = operation._replace(request_id=request_id)
     if costs is None:
         return operation
 
@@ -506,7 +516,7 @@ class UnaryCalls:
             operation.kind.method,
             operation.data,
             timeout_ms,
-            metadata_of(operation.traceparent),
+            metadata_of(operation.traceparent, operation.request_id),
         )
         self._note(operation, reply)
         try:
@@ -517,23 +527,18 @@ class UnaryCalls:
             raise not_an_answer(self._channel.address, str(operation.kind)) from None
 
 
-def metadata_of(traceparent: str) -> Metadata:
-    """Return the metadata of a call in this span; empty: it is not traced."""
-    if not traceparent:
-        return ()
-    from shalekv_wire.trace_context import TRACEPARENT
-
-    return ((TRACEPARENT, traceparent),)
-
-
 async def attempt(
     channel: Channel,
     method: Method[RequestT, ReplyT],
     request: RequestT,
     timeout_ms: float,
-    metadata: Metadata = (),
+    metadata: Metadata | None = None,
 ) -> ReplyT:
-    """Make one call and return the reply; raises the errors of `shalekv_client.errors`."""
+    """Make one call and return the reply; raises the errors of `shalekv_client.errors`.
+
+    The default of `metadata` is `metadata_here()`.
+    """
+    metadata = metadata_here() if metadata is None else metadata
     return await _attempt(channel, method, request.SerializeToString(), timeout_ms, metadata)
 
 
@@ -551,7 +556,9 @@ async def _attempt(
     except CallFailed as error:
         from shalekv_client.error_table import error_of
 
-        raise error_of(channel.address, error, timeout_ms=timeout_ms, method=method.name) from error
+        raise error_of(
+            channel.address, error, timeout_ms=timeout_ms, method=method.name, sent=metadata
+        ) from error
     try:
         return method.reply.FromString(reply)
     except DecodeError:

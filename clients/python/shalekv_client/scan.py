@@ -24,16 +24,17 @@ from shalekv.v1 import kv_pb2
 from shalekv_client.closing import AsyncCloseable, abandoned
 from shalekv_client.error_table import error_of, not_an_answer, silence
 from shalekv_client.errors import ErrorDetails, PageExpired, ShaleKVError, Unauthenticated
-from shalekv_client.operations import KV, destination_of, metadata_of
+from shalekv_client.operations import KV, destination_of
 from shalekv_client.policies import Destination, ReadLevel
 from shalekv_client.results import Entry, View, entries_of, view_of
+from shalekv_client.routing.call_names import metadata_here
 from shalekv_client.routing.endpoints import Endpoint
 from shalekv_client.routing.fleet import Fleet
 from shalekv_client.routing.retry import CallTarget, NextAttempt, next_attempt
 from shalekv_client.routing.servers import Server
 from shalekv_client.routing.spans import begin_span
 from shalekv_wire.calls import ClientStream
-from shalekv_wire.status import CallFailed
+from shalekv_wire.status import CallFailed, Metadata
 
 SCAN = f"/{KV}/Scan"
 _MARK = b"\0shalekv@\0"
@@ -253,7 +254,7 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
         order = self._order
         request = self._position.next_request()
         span = begin_span("scan")  # up to the first message: that of the server is longer
-        metadata = metadata_of("" if span is None else span.traceparent)
+        metadata = metadata_here("" if span is None else span.traceparent)
 
         async def send(server: Server, left_ms: float) -> kv_pb2.ScanReply | None:
             if order.min_seq and not server.is_writer:
@@ -261,7 +262,7 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
             number = self._fleet.token_number
             call = server.channel.stream(SCAN, metadata=metadata)
             try:
-                reply = await _reply(server, call, left_ms, request)
+                reply = await _reply(server, call, left_ms, request, metadata)
                 if reply is not None:
                     server.note_read(reply.header, order.read_level, order.min_seq)
             except BaseException:
@@ -298,11 +299,16 @@ class Scan(AsyncCloseable, AsyncIterator[Entry]):
 
 
 async def _reply(
-    server: Server, call: ClientStream, within_ms: float, request: kv_pb2.ScanRequest | None = None
+    server: Server,
+    call: ClientStream,
+    within_ms: float,
+    request: kv_pb2.ScanRequest | None = None,
+    metadata: Metadata = (),
 ) -> kv_pb2.ScanReply | None:
     """Return the next message of `call`, after sending `request` if one is given.
 
-    None: the call is over. Raises the errors of `shalekv_client.errors`.
+    None: the call is over. Raises the errors of `shalekv_client.errors`, with the names in
+    `metadata`, that of the call.
     """
     try:
         async with asyncio.timeout(within_ms / 1000.0):
@@ -313,7 +319,7 @@ async def _reply(
     except TimeoutError:
         raise silence(server.address, round(within_ms)) from None
     except CallFailed as error:
-        raise error_of(server.address, error) from error
+        raise error_of(server.address, error, sent=metadata) from error
     try:
         return None if data is None else kv_pb2.ScanReply.FromString(data)
     except DecodeError:

@@ -189,7 +189,7 @@ class Session(AsyncCloseable):
         """Queue an operation. Raises `NotSent` when the session is closed."""
         if self._is_closed:
             raise self.closed()
-        operation = operations.asking_cost(operation)
+        operation = operations.in_context(operation)
         span = None if operation.traceparent else begin_span(operation.kind.name)
         if span is not None:
             operation = operation._replace(traceparent=span.traceparent)
@@ -209,7 +209,7 @@ class Session(AsyncCloseable):
             )
         if refusal is not None:
             refused: asyncio.Future[ResultT] = loop.create_future()
-            refused.set_exception(refusal.again())
+            refused.set_exception(refusal.again(*operation.names))
             return refused
         future: asyncio.Future[ResultT] = self._outbox.submit(operation).future
         if self._task is None:

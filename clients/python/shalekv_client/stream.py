@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
@@ -61,9 +61,12 @@ class Pending:
     is_sent: bool = False  # once it is sent, its outcome is unknown until it is answered
 
     def fail(self, error: ShaleKVError) -> None:
-        """Complete the future with a new object of this error, unless it is done."""
+        """Complete the future with a new object of this error, unless it is done.
+
+        It has the names of the operation, if it has none.
+        """
         if not self.future.done():
-            self.future.set_exception(error.again())
+            self.future.set_exception(error.again(*self.operation.names))
 
 
 Message: TypeAlias = list[Pending]
@@ -119,7 +122,10 @@ class Outbox:
             next(self._numbers),
             operation,
             loop.create_future(),
-            len(operation.data) + len(operation.traceparent) + OVERHEAD_BYTES,
+            len(operation.data)
+            + len(operation.traceparent)
+            + len(operation.request_id)
+            + OVERHEAD_BYTES,
             timeout_ms,
             loop.time() + timeout_ms / 1_000 if timeout_ms else 0.0,
         )
@@ -274,7 +280,10 @@ class SessionStream:
         """
         if isinstance(reason, Unauthenticated):
             return reason
-        return None if self.is_waiting or not self._refused else next(iter(self._refused.values()))
+        if self.is_waiting or not self._refused:
+            return None
+        first = next(iter(self._refused.values()))
+        return Unauthenticated(replace(first.details, request_id="", trace_id=""))  # of all of them
 
     def has_begun_none(self, reason: ShaleKVError) -> bool:
         """Return whether the server has begun none of the unanswered operations.
@@ -358,11 +367,13 @@ class SessionStream:
             if pending.due_s:
                 left_ms = int(min(max(1_000 * (pending.due_s - now_s), 1), TIMEOUT_MS_MAX))
                 timeout = b"\x48" + varint(left_ms)
+            names = b""
             if pending.operation.traceparent:
-                named = pending.operation.traceparent.encode()
-                timeout += b"\x52%b%b" % (varint(len(named)), named)
-            size_bytes = len(fields) + len(data) + len(timeout)
-            parts += (b"\x0a", varint(size_bytes), fields, data, timeout)
+                names = _text(b"\x52", pending.operation.traceparent)
+            if pending.operation.request_id:
+                names += _text(b"\x5a", pending.operation.request_id)
+            size_bytes = len(fields) + len(data) + len(timeout) + len(names)
+            parts += (b"\x0a", varint(size_bytes), fields, data, timeout, names)
         return b"".join(parts)
 
     async def _read(self) -> ShaleKVError:
@@ -390,7 +401,7 @@ class SessionStream:
                 continue  # no operation with this id is unanswered
             size_bytes += pending.size_bytes
             if not pending.future.done():  # its caller has not given up
-                self._complete(pending.operation, pending.future, result)
+                self._complete(pending, result)
         self._outbox.answered(size_bytes)
 
     def _keep(self, result: kv_pb2.SessionResult, refused: dict[int, Unauthenticated]) -> bool:
@@ -411,12 +422,8 @@ class SessionStream:
             pending.fail(refused.pop(number))
         return False
 
-    def _complete(
-        self,
-        operation: Operation[Any],
-        future: asyncio.Future[Any],
-        result: kv_pb2.SessionResult,
-    ) -> None:
+    def _complete(self, pending: Pending, result: kv_pb2.SessionResult) -> None:
+        operation, future = pending.operation, pending.future
         name = operation.kind.name
         if result.HasField(name):  # type: ignore[arg-type] # the name of a field
             reply = getattr(result, name)
@@ -424,10 +431,16 @@ class SessionStream:
                 self._note(operation, reply)
                 future.set_result(operation.decode(reply))
             except ValueError:
-                future.set_exception(not_an_answer(self._address, str(operation.kind)))
+                pending.fail(not_an_answer(self._address, str(operation.kind)))
             except ShaleKVError as refusal:  # the reply shows too little, or another database
                 future.set_exception(refusal)
         elif result.HasField("error"):
-            future.set_exception(error_of_operation(self._address, result.error))
+            pending.fail(error_of_operation(self._address, result.error))
         else:
-            future.set_exception(not_an_answer(self._address, str(operation.kind)))
+            pending.fail(not_an_answer(self._address, str(operation.kind)))
+
+
+def _text(tag: bytes, text: str) -> bytes:
+    """Return a field with this text."""
+    encoded = text.encode()
+    return b"%b%b%b" % (tag, varint(len(encoded)), encoded)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -202,6 +203,7 @@ class SyncSession(Closeable):
     def submit(self, operation: Operation[ResultT]) -> Future[ResultT]:
         """Queue an operation. Raises `NotSent` when the session is closed."""
         future: Future[ResultT] = Future()
+        operation = operations.in_context(operation)
         with self._change:
             if self._is_closed:
                 raise self._session.closed()
@@ -255,10 +257,12 @@ class SyncSession(Closeable):
             taken = list(self._queue)
             self._queue.clear()
             self._is_called = False
+        context = Context()  # empty: what a thread has set for its calls is in them already
         for operation, future in taken:
             finish = partial(self._finish, operation, future)
             try:
-                self._session.submit(operation).add_done_callback(finish)
+                submitted = context.run(self._session.submit, operation)
+                submitted.add_done_callback(finish)
             except ShaleKVError as error:  # the session was closed meanwhile
                 failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
                 failed.set_exception(error)

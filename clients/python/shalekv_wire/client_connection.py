@@ -89,7 +89,7 @@ class ClientCall(Stream):
     """One call of a client, which may wait for its stream; its id is 0 until then."""
 
     __slots__ = (
-        "_has_header",
+        "_header",
         "channel",
         "deadline_s",
         "failure",
@@ -117,7 +117,7 @@ class ClientCall(Stream):
         self.is_done = False
         self.was_refused = False  # by a server, unseen; it was begun again
         self.id = 0
-        self._has_header = False
+        self._header: ResponseHead | None = None  # of the response, before its first message
         if deadline_s is not None:
             channel.deadlines.add(self)
 
@@ -132,7 +132,7 @@ class ClientCall(Stream):
 
     def on_head(self, head: ResponseHead, *, ends: bool) -> None:
         """Take the header of the response, or its trailers."""
-        if self._has_header or ends:
+        if self._header is not None or ends:
             self._on_trailers(head, ends=ends)
             return
         if head.http_status in _INFORMATIONAL:
@@ -140,11 +140,11 @@ class ClientCall(Stream):
         if head.http_status != HTTP_OK or not head.content_type.startswith(CONTENT_TYPE):
             self._abandon(self._not_grpc(head))
             return
-        self._has_header = True
+        self._header = head
         self.encoding = head.encoding
 
     def _on_trailers(self, head: ResponseHead, *, ends: bool) -> None:
-        if head.status is None and not self._has_header and head.http_status != HTTP_OK:
+        if head.status is None and self._header is None and head.http_status != HTTP_OK:
             self._abandon(self._not_grpc(head))
         elif head.status is None or not ends:
             self._abandon(CallFailed(StatusCode.UNKNOWN, "the trailers have no grpc-status"))
@@ -166,6 +166,8 @@ class ClientCall(Stream):
         if self.is_done:
             return
         self.is_done = True
+        if failure is not None and self._header is not None:
+            failure.metadata = (*failure.metadata, *self._header.metadata)
         self.failure = failure
         if self.deadline_s is not None:
             self.channel.deadlines.discard(self)

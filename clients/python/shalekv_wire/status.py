@@ -47,8 +47,8 @@ class CallFailed(Exception):
     ) -> None:
         """Create the error of a call.
 
-        `metadata` is that of the trailers. `is_unsent` says that no server has begun to process
-        the call: it had no connection, or the server has refused the stream.
+        `metadata` is that of the trailers and of the header. `is_unsent` says that no server has
+        begun to process the call: it had no connection, or the server has refused the stream.
         """
         super().__init__(f"{code.name}: {message}" if message else code.name)
         self.code = code

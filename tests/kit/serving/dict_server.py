@@ -18,6 +18,7 @@ from grpc_status import rpc_status
 
 from shalekv.errors import InvalidRequest, PageExpired, ShaleError
 from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv_wire.trace_context import call_names
 from tests.kit.serving.dict_state import (
     DATABASE_ID,
     EPOCH,
@@ -218,6 +219,8 @@ class DictServer:
                     return failed.failure
                 if isinstance(failed.failure, Refused):
                     error = _operation_error(failed.failure.status)
+                    names = call_names(operation.request_id, operation.traceparent)
+                    error.request_id, error.trace_id = names.request_id, names.trace_id
                     reply.results.add(id=operation.id, error=error)
             else:
                 result = reply.results.add(id=operation.id)

@@ -15,7 +15,7 @@ from shalekv_client.routing.addresses import WIRE_VARIABLE
 from tests.kit.serving.dict_server import DictServer
 
 # What depends on how a transport ends calls, or reports them.
-OVER_BOTH = {"test_calls", "test_scans_of_readers", "test_watching"}
+OVER_BOTH = {"test_calls", "test_error_names", "test_scans_of_readers", "test_watching"}
 TESTS_OVER_BOTH = {
     "test_a_server_is_reached_by_the_path_of_a_socket",
     "test_bare_statuses_are_unknown",

@@ -22,6 +22,7 @@ from shalekv.errors import (
 )
 from shalekv_client import (
     Client,
+    Commit,
     ConditionFailed,
     ConnectionLost,
     DeadlineExceeded,
@@ -30,6 +31,7 @@ from shalekv_client import (
     Overloaded,
     RetryPolicy,
     ShaleKVError,
+    request_id_of_calls,
 )
 from shalekv_client import Unauthenticated as NotKnown
 from shalekv_client.session import Session
@@ -206,3 +208,21 @@ async def test_what_was_refused_is_not_sent_after_a_later_failure(
         assert isinstance(first.exception(), NotApplied)
         await session.put(b"c", b"3")
         assert [each.key for each in server.state.requests] == [b"a", b"b", b"c"]
+
+
+async def test_what_was_refused_has_its_own_name(server: DictServer) -> None:
+    """All of it fails with the refusal of the first, but not with the name of that."""
+    refused: dict[str, asyncio.Future[Commit]] = {}
+    async with (
+        Client(server.address, access_token=Asked(OLD)) as client,
+        client.session() as session,
+    ):
+        server.state.failures += [refusing(Unauthenticated("it has ended"))] * 3
+        for name in ("a1", "a2"):
+            with request_id_of_calls(name):
+                refused[name] = session.put(b"k", b"v")
+        refused[""] = session.put(b"k", b"v")
+    for name, each in refused.items():
+        error = each.exception()
+        assert isinstance(error, NotKnown)
+        assert error.details.request_id == name

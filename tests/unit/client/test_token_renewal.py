@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shalekv_client import Client, SyncClient, Unauthenticated
+from shalekv_client import Client, SyncClient, Unauthenticated, request_id_of_calls
 from shalekv_client.routing.access_token import FUNCTION_TIMEOUT_MS, THREADS_MAX
 from tests.kit.constants import constants
 from tests.kit.timeouts import until
@@ -237,7 +237,7 @@ async def test_an_idle_session_goes_on_with_another_token() -> None:
 
 
 async def test_a_session_without_another_token_says_why() -> None:
-    """Refused operations were not applied; the error names the function."""
+    """Refused operations were not applied; the error names the function, and each its operation."""
 
     def failing() -> str:
         if ask.count:
@@ -249,7 +249,14 @@ async def test_a_session_without_another_token_says_why() -> None:
         async with client.session() as session:
             assert await session.add(b"count") == 1
             await server.end(OLD)
-            refused = [session.add(b"count") for _ in range(10)]
-        for each in refused:
-            with pytest.raises(Unauthenticated, match=r"no other .* raised KeyError"):
+            refused = {}
+            for number in range(10):
+                with request_id_of_calls(f"{number}"):
+                    refused[f"{number}"] = session.add(b"count")
+            await session.drain()
+            with request_id_of_calls("late"):
+                refused["late"] = session.add(b"count")
+        for name, each in refused.items():
+            with pytest.raises(Unauthenticated, match=r"no other .* raised KeyError") as failed:
                 each.result()
+            assert failed.value.details.request_id == name

@@ -26,7 +26,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from google.protobuf.message import Message
@@ -49,9 +49,10 @@ from shalekv_client.errors import (
     ShaleKVError,
     Unauthenticated,
 )
-from shalekv_client.operations import ADMIN, GET, Method, attempt, metadata_of
+from shalekv_client.operations import ADMIN, GET, Method, attempt
 from shalekv_client.policies import Destination, ReadPolicy, Role
 from shalekv_client.routing.addresses import is_address
+from shalekv_client.routing.call_names import metadata_here
 from shalekv_client.routing.endpoints import Endpoint, Endpoints
 from shalekv_client.routing.retry import (
     CallState,
@@ -247,11 +248,11 @@ class Fleet:
             return abandoned(server.address, "the client") if is_ours else error
         if not server.is_dropped:
             return error
+        message = "it is not the writer any more"
+        details = replace(error.details, code="UNAVAILABLE", message=message)
         if isinstance(error, Abandoned | Cancelled):
-            details = ErrorDetails(server.address, "UNAVAILABLE", "it is not the writer any more")
             return ConnectionLost(details)
         if isinstance(error, ClientClosed):
-            details = ErrorDetails(server.address, "UNAVAILABLE", "it is not the writer any more")
             return NotSent(details)
         return error
 
@@ -294,7 +295,7 @@ class Fleet:
     ) -> ReplyT:
         """Call `method` of a server with `request`, and return the reply. Raises as `run`."""
         span = begin_span(method.name)
-        metadata = metadata_of("" if span is None else span.traceparent)
+        metadata = metadata_here("" if span is None else span.traceparent)
         target = CallTarget(destination, is_repeatable)
 
         async def send(server: Server, left_ms: float) -> ReplyT:

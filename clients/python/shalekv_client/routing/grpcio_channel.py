@@ -31,17 +31,17 @@ ValueT = TypeVar("ValueT")
 
 def call_failed(error: grpc.aio.AioRpcError) -> CallFailed:
     """Convert an error of grpcio."""
-    return _failure(error.code(), error.details(), error.trailing_metadata())
+    metadata = (*(error.trailing_metadata() or ()), *(error.initial_metadata() or ()))
+    return _failure(error.code(), error.details(), metadata)
 
 
-def _failure(code: grpc.StatusCode, message: str | None, metadata: Any) -> CallFailed:
+def _failure(code: grpc.StatusCode, message: str | None, metadata: Metadata) -> CallFailed:
     text = message or ""
     is_unsent = code is grpc.StatusCode.UNAVAILABLE and text.startswith(_NO_CONNECTION)
     if is_unsent:
         reason = text.removesuffix(": OK").rpartition(": ")[2].rstrip("]")
         text = f"no connection to the server: {reason}"
-    trailing: Metadata = tuple(metadata or ())
-    return CallFailed(StatusCode(code.value[0]), text, metadata=trailing, is_unsent=is_unsent)
+    return CallFailed(StatusCode(code.value[0]), text, metadata=metadata, is_unsent=is_unsent)
 
 
 @contextmanager
@@ -196,7 +196,8 @@ class GrpcioStream:
         code = _now(call.code())
         if code is grpc.StatusCode.OK:
             return
-        self._ending = _failure(code, _now(call.details()), _now(call.trailing_metadata()))
+        trailing, initial = _now(call.trailing_metadata()), _now(call.initial_metadata())
+        self._ending = _failure(code, _now(call.details()), (*(trailing or ()), *(initial or ())))
 
 
 def _now(coroutine: Coroutine[Any, Any, ValueT]) -> ValueT:

@@ -252,6 +252,7 @@ class CallState:
 
 def _with_reason(silence: ShaleKVError, explicit: ShaleKVError) -> ShaleKVError:
     """Return the timeout of the last attempt, with the message of an earlier error added."""
-    details = silence.details
-    message = f"{details.message}; before that: {explicit.details.message}"
+    details, before = silence.details, explicit.details
+    details = details.named(before.request_id, before.trace_id)
+    message = f"{details.message}; before that: {before.message}"
     return DeadlineExceeded(replace(details, message=message))
