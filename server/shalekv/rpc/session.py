@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -22,7 +22,7 @@ from shalekv.concurrency import FifoLock
 from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow, raise_if
 from shalekv.format.coding import varint
 from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget, Stream
-from shalekv.rpc.call_counts import MethodCount, code_of
+from shalekv.rpc.call_counts import NS_PER_US, MethodCount, code_of
 from shalekv.rpc.call_telemetry import CallTelemetry, NotedCall
 from shalekv.rpc.guarding import answer_guarded
 from shalekv.server.access.audit import first_key
@@ -47,12 +47,16 @@ _Outcome: TypeAlias = Message | bytes | BaseException
 _Pending: TypeAlias = asyncio.Future[Any] | PendingReply[Any]
 
 
-class _Kind(NamedTuple):
-    """One kind of operation: how it is answered, and how its result is encoded."""
+class _Kind:
+    """One kind of operation: how it is answered and counted, and how its result is encoded."""
 
-    answer: _Method
-    calls: MethodCount
-    tag: bytes  # of the reply in a result
+    __slots__ = ("add_us", "answer", "calls", "tag")
+
+    def __init__(self, name: str, answer: _Method, calls: MethodCount) -> None:
+        self.answer = answer
+        self.calls = calls
+        self.add_us = calls.durations_us.add
+        self.tag = _tag_of(name)  # of the reply in a result
 
 
 class _Calls:
@@ -207,9 +211,7 @@ class Session:
         self._guard = guard
         self._describe = describe
         self._kinds = {
-            kind: _Kind(
-                getattr(service, kind), telemetry.counts.of(f"Session.{kind}"), _tag_of(kind)
-            )
+            kind: _Kind(kind, getattr(service, kind), telemetry.counts.of(f"Session.{kind}"))
             for kind in KINDS
         }
         self._telemetry = telemetry
@@ -312,14 +314,20 @@ class Session:
         self, operation: kv_pb2.SessionOperation, index: int, tasks: asyncio.TaskGroup
     ) -> bool:
         """Begin an operation; returns True if it has a new task, which has not run yet."""
+        telemetry, operation_id = self._telemetry, operation.id
         name: str = operation.WhichOneof("operation") or ""
         kind = self._kinds.get(name)
-        operation_id, began_ns = operation.id, self._telemetry.now_ns()
-        call: Call | NotedCall = self._calls.undated
+        began_ns = telemetry.now_ns()
+        context = self._calls.undated
+        call: Call | NotedCall = context
         try:
-            call = context = self._call_of(operation, name, index)
+            timeout_ms = operation.timeout_ms
+            if timeout_ms or operation.traceparent or operation.request_id:
+                call = context = self._call_of(operation, timeout_ms)
+            if kind is None or operation_id in self._waiting or self._refusal is not None:
+                self._refuse(operation_id, index)
             assert kind is not None
-            request, telemetry = getattr(operation, name), self._telemetry
+            request = getattr(operation, name)
             if telemetry.tracer is not None and telemetry.samples(context.names.parent):
                 call = NotedCall(kind.calls.method, began_ns, context)
                 answer = self._answer_traced(call, kind, request)
@@ -329,11 +337,11 @@ class Session:
                 size_bytes = request.ByteSize()
                 answer = answer_guarded(self._guard, kind.answer, request, context, size_bytes)
         except Exception as error:  # noqa: BLE001 - one operation must not end the others
-            if call is self._calls.undated and (operation.traceparent or operation.request_id):
-                call = _with_names(call, operation)  # it was refused before that was done
-            self._answer(operation_id, kind, began_ns, 0, call, error)
+            self._fail(operation_id, kind, began_ns, 0, call, error)
             return False
-        if not isinstance(answer, PendingReply) and isinstance(answer, Message | bytes):
+        if type(answer) is bytes or (
+            not isinstance(answer, PendingReply) and isinstance(answer, Message)
+        ):
             self._answer(operation_id, kind, began_ns, 0, call, answer)
             return False
         size_bytes = operation.ByteSize() + OPERATION_OVERHEAD_BYTES
@@ -347,8 +355,7 @@ class Session:
         if isinstance(answer, asyncio.Future):
             future = answer
         else:
-            if isinstance(call, Call):
-                call = NotedCall(kind.calls.method, began_ns, call, first_key(request))
+            call = _noted(call, kind, began_ns, first_key(request))
             future = tasks.create_task(_outcome(answer), context=call.enter())
             if isinstance(answer, Coroutine):  # closed even if its task is cancelled before it runs
                 future.add_done_callback(lambda _: answer.close())
@@ -366,15 +373,16 @@ class Session:
         size_bytes = request.ByteSize()
         return noted.run(partial(answer_guarded, self._guard, answer, request, call, size_bytes))
 
-    def _call_of(self, operation: kv_pb2.SessionOperation, kind: str, index: int) -> Call:
-        """Check an operation, and return the context of its call."""
-        if operation.id in self._waiting:
-            problem = f"{operation.id} belongs to an operation that is not answered yet"
+    def _refuse(self, operation_id: int, index: int) -> NoReturn:
+        """Raise why an operation is not begun."""
+        if operation_id in self._waiting:
+            problem = f"{operation_id} belongs to an operation that is not answered yet"
             raise InvalidRequest(f"operations[{index}].id", problem)
-        if not kind:
-            raise InvalidRequest(f"operations[{index}]", "no operation is set")
         raise_if(self._refusal)
-        timeout_ms = operation.timeout_ms
+        raise InvalidRequest(f"operations[{index}]", "no operation is set")
+
+    def _call_of(self, operation: kv_pb2.SessionOperation, timeout_ms: int) -> Call:
+        """Return the context of an operation that has a time-out or names of its own."""
         call = self._calls.within(timeout_ms) if timeout_ms else self._calls.undated
         if operation.traceparent or operation.request_id:
             call = _with_names(call, operation)
@@ -392,7 +400,11 @@ class Session:
         outcome = reply.outcome
         assert outcome is not None
         self._waiting.pop(operation_id, None)
-        self._answer(operation_id, kind, began_ns, size_bytes, call, outcome, reply)
+        if type(outcome) is bytes:
+            self._answer(operation_id, kind, began_ns, size_bytes, call, outcome, reply)
+        else:
+            assert isinstance(outcome, BaseException)
+            self._fail(operation_id, kind, began_ns, size_bytes, call, outcome, reply)
 
     def _done(
         self,
@@ -404,44 +416,62 @@ class Session:
         future: asyncio.Future[Any],
     ) -> None:
         self._waiting.pop(operation_id, None)
-        self._answer(operation_id, kind, began_ns, size_bytes, call, _outcome_of(future))
+        outcome = _outcome_of(future)
+        if isinstance(outcome, BaseException):
+            self._fail(operation_id, kind, began_ns, size_bytes, call, outcome)
+        else:
+            self._answer(operation_id, kind, began_ns, size_bytes, call, outcome)
 
     def _answer(
+        self,
+        operation_id: int,
+        kind: _Kind,
+        began_ns: int,
+        size_bytes: int,
+        call: Call | NotedCall,
+        answer: Message | bytes,
+        reply: PendingReply[Any] | None = None,
+    ) -> None:
+        """Count an operation that has ended, and add its result, unless the client has gone.
+
+        It has held `size_bytes`.
+        """
+        telemetry = self._telemetry
+        ended_ns = telemetry.now_ns()
+        kind.add_us((ended_ns - began_ns) // NS_PER_US)
+        if ended_ns - began_ns > telemetry.slow_ns or type(call) is NotedCall:
+            telemetry.end(_noted(call, kind, began_ns), ended_ns, StatusCode.OK, reply)
+        if not self._memory.is_closed:
+            data = answer if isinstance(answer, bytes) else answer.SerializeToString()
+            self._results.add(operation_id, kind.tag, data, given_bytes=size_bytes)
+
+    def _fail(
         self,
         operation_id: int,
         kind: _Kind | None,
         began_ns: int,
         size_bytes: int,
         call: Call | NotedCall,
-        outcome: _Outcome,
+        error: BaseException,
         reply: PendingReply[Any] | None = None,
     ) -> None:
-        """Count an operation that has ended, and add its result, unless the client has gone.
-
-        It has held `size_bytes`. An operation of no known kind is not counted.
-        """
+        """Do the same for one that has failed. An operation of no known kind is not counted."""
         telemetry = self._telemetry
         if kind is not None:
-            ended_ns, code = telemetry.now_ns(), StatusCode.OK
-            if isinstance(outcome, BaseException):
-                code = code_of(outcome)
-                kind.calls.fail(ended_ns - began_ns, code)
-            else:
-                kind.calls.add(ended_ns - began_ns)
-            if isinstance(call, NotedCall) or ended_ns - began_ns > telemetry.slow_ns:
-                if isinstance(call, Call):
-                    call = NotedCall(kind.calls.method, began_ns, call)
-                telemetry.end(call, ended_ns, code, reply)
-        if self._memory.is_closed:
-            return
-        if isinstance(outcome, BaseException):
-            named = call.call if isinstance(call, NotedCall) else call
-            tag, outcome = _ERROR_TAG, self._describe(outcome, named)
-        else:
-            assert kind is not None
-            tag = kind.tag
-        data = outcome if isinstance(outcome, bytes) else outcome.SerializeToString()
-        self._results.add(operation_id, tag, data, given_bytes=size_bytes)
+            ended_ns, code = telemetry.now_ns(), code_of(error)
+            kind.calls.fail(ended_ns - began_ns, code)
+            if ended_ns - began_ns > telemetry.slow_ns or isinstance(call, NotedCall):
+                telemetry.end(_noted(call, kind, began_ns), ended_ns, code, reply)
+        if not self._memory.is_closed:
+            context = call.call if isinstance(call, NotedCall) else call
+            data = self._describe(error, context).SerializeToString()
+            self._results.add(operation_id, _ERROR_TAG, data, given_bytes=size_bytes)
+
+
+def _noted(call: Call | NotedCall, kind: _Kind, began_ns: int, key: bytes = b"") -> NotedCall:
+    if isinstance(call, NotedCall):
+        return call
+    return NotedCall(kind.calls.method, began_ns, call, key)
 
 
 def _with_names(call: Call, operation: kv_pb2.SessionOperation) -> Call:

@@ -278,6 +278,10 @@ class ReplyBuilder(Generic[ReplyT]):
     message: type[ReplyT]
     fill: Callable[[ReplyT, Decision], None] | None = None  # adds the results of a decision
 
+    def parse(self, data: bytes) -> ReplyT:
+        """Parse a serialized reply."""
+        return self.message.FromString(data)
+
     def reply(self, decision: Decision | None, durability: DurabilityValue) -> ReplyT:
         """Make the reply, without its header."""
         reply = self.message(durability=durability)

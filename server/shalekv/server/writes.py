@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, cast
+from typing import Any, Generic, cast
 
 from shalekv.clock import Clock
 from shalekv.concurrency import FifoLock, Waiter, fail
@@ -89,7 +89,8 @@ async def archived_reply(
     return reply
 
 
-class _Settling(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Settling:
     """Parts that the replies of all writes need when their commits are settled."""
 
     log: GroupCommit
@@ -97,12 +98,12 @@ class _Settling(NamedTuple):
     encoder: ReplyEncoder
     costs: Costs
 
-    def charge(self, reply: _WriteReply[ReplyT], bill: GroupCharge, commit_count: int) -> None:
+    def charge(self, reply: _WriteReply[ReplyT], bill: GroupCharge) -> None:
         """Charge the call of `reply`, which is answered or not, with the requests of its group."""
         call, kind = reply.call, reply.builder.kind
         is_operation = call.end is not None  # of a session: unary calls end by themselves
         method = (_OPERATIONS if is_operation else _METHODS)[kind]
-        self.costs.charge(method, call.principal, bill.key, bill.sent, commit_count)
+        self.costs.charge(method, call.principal, bill.key, bill.sent, bill.commit_count)
 
 
 class _WriteReply(PendingReply[ReplyT]):
@@ -121,7 +122,7 @@ class _WriteReply(PendingReply[ReplyT]):
     ) -> None:
         """`is_confirmed`: ownership is confirmed before replying that nothing was written."""
         # mypy does not put the type of a reply into the base class.
-        super().__init__(builder.message.FromString)  # type: ignore[arg-type]
+        super().__init__(builder.parse)  # type: ignore[arg-type]
         self.builder: ReplyBuilder[ReplyT] = builder
         self.durability = durability
         self.call = call
@@ -160,8 +161,8 @@ class _WriteReply(PendingReply[ReplyT]):
         """Complete the reply with the outcome of the commit, unless the caller has gone."""
         settling = self._settling
         if isinstance(outcome, Receipt):
-            if outcome.bill is not None and outcome.activity is not None:
-                settling.charge(self, outcome.bill, outcome.activity.commit_count)
+            if outcome.bill is not None:
+                settling.charge(self, outcome.bill)
             if settling.waiting.end(self):
                 self.activity = outcome.activity
                 encoded = settling.encoder.encode(self.builder, self.durability, outcome)

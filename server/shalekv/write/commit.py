@@ -44,6 +44,7 @@ class GroupCharge(NamedTuple):
 
     sent: SentCounts
     key: bytes  # the first one of the commit; empty: it is a load
+    commit_count: int  # of the group
 
 
 class Receipt(NamedTuple):

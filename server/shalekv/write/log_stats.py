@@ -122,7 +122,8 @@ class LogStats:
 def charge_of(group: Group, commit: Commit) -> GroupCharge:
     """Build the bill of a group for the commit that is charged with it."""
     first = commit.entries or commit.range_tombstones
-    return GroupCharge(group.activity.sent, first[0].key if first else b"")
+    activity = group.activity
+    return GroupCharge(activity.sent, first[0].key if first else b"", activity.commit_count)
 
 
 def _drawn(commits: Sequence[Commit], wal_id: int) -> Commit:

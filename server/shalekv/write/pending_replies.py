@@ -31,7 +31,7 @@ class PendingReply(Generic[MessageT]):
     cancel it, which affects neither other calls nor the commit.
     """
 
-    __slots__ = ("_callback", "_more", "activity", "outcome", "parse")
+    __slots__ = ("_callbacks", "activity", "outcome", "parse")
 
     def __init__(self, parse: Callable[[bytes], MessageT]) -> None:
         """Begin without an outcome; `parse` makes the message of a serialized reply."""
@@ -39,8 +39,7 @@ class PendingReply(Generic[MessageT]):
         self.outcome: bytes | BaseException | None = None  # once it is there: reply or error
         # The group of commits that it has waited for, once it is done; None: there was none.
         self.activity: CommitActivity | None = None
-        self._callback: Callable[[Any], object] | None = None
-        self._more: tuple[Callable[[Any], object], ...] = ()  # further callbacks
+        self._callbacks: tuple[Callable[[Any], object], ...] = ()
 
     @property
     def first_key(self) -> bytes:
@@ -81,10 +80,8 @@ class PendingReply(Generic[MessageT]):
         """
         if self.outcome is not None:
             callback(self)
-        elif self._callback is None:
-            self._callback = callback
         else:
-            self._more += (callback,)
+            self._callbacks += (callback,)
 
     def cancel(self) -> bool:
         """Give up, unless it is done already; returns whether it was not."""
@@ -102,22 +99,15 @@ class PendingReply(Generic[MessageT]):
         if self.outcome is not None:
             return False
         self.outcome = outcome
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            self._call(callback)
-        if self._more:
-            more, self._more = self._more, ()
-            for callback in more:
-                self._call(callback)
+        callbacks, self._callbacks = self._callbacks, ()
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception as error:  # noqa: BLE001 - a bug in one call must not end the log
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "a callback of a call has failed", "exception": error}
+                )
         return True
-
-    def _call(self, callback: Callable[[Any], object]) -> None:
-        try:
-            callback(self)
-        except Exception as error:  # noqa: BLE001 - a bug in one call must not end the log
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "a callback of a call has failed", "exception": error}
-            )
 
     def __await__(self) -> Generator[Any, None, MessageT]:
         """Return the reply, parsed, or raise the error of the call. Cancelling this cancels it."""

@@ -166,7 +166,7 @@ def test_a_copy_of_a_request_is_not_charged_again() -> None:
     keyed = KeyedRequest(b"k", b"h" * 16, 0, ReplyKind.PUT, lambda _: b"")
     pending = idempotency.begin(keyed, first.settle)
     pending.waiting.append(copy.settle)
-    bill = GroupCharge(SentCounts({WRITE: 1}), b"k")
+    bill = GroupCharge(SentCounts({WRITE: 1}), b"k", 1)
     pending.settle(Receipt(7, 1, bill=bill))
     assert first.outcomes == [Receipt(7, 1, bill=bill)]
     assert copy.outcomes == [Receipt(7, 1)]
