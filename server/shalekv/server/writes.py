@@ -165,8 +165,7 @@ class _WriteReply(PendingReply[ReplyT]):
                 settling.charge(self, outcome.bill)
             if settling.waiting.end(self):
                 self.activity = outcome.activity
-                encoded = settling.encoder.encode(self.builder, self.durability, outcome)
-                self._complete(encoded)
+                self._complete(settling.encoder.encode(self.builder, self.durability, outcome))
         elif settling.waiting.end(self):
             fail(self, outcome)
 
