@@ -18,7 +18,6 @@ from tests.ops.prometheus import SPEED
 from tests.ops.site import (
     CLOCK,
     TIMEOUT_MS,
-    VALUE,
     Elected,
     Guarded,
     Main,
@@ -32,6 +31,8 @@ ONCE = RetryPolicy(attempts_max=1)
 STALL_S = 0.8
 MOUNT_S = 10.0
 LARGE = b"y" * 100_000
+RECORD = b"z" * 4_096  # of which a group has one, with the smallest --flush-bytes
+LANES = 64
 EARLIER_MS = 120_000 / SPEED  # so that a range of time has some scrapes before a fault
 
 
@@ -95,7 +96,7 @@ def of_quorum(quorum: Quorum) -> list[Fault]:
         Fault("a safekeeper is killed", ("SafekeeperDisconnected",), lambda: without(quorum, 1)),
         Fault("two safekeepers are killed", ("QuorumLost",), lambda: without(quorum, 2)),
         Fault(
-            "a safekeeper is paused by SIGSTOP",
+            "a safekeeper is paused by SIGSTOP, and much is written",
             ("SafekeeperLags",),
             lambda: lagging(quorum),
             more_s=900.0,
@@ -321,19 +322,24 @@ async def without(quorum: Quorum, count: int) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def lagging(quorum: Quorum) -> AsyncIterator[None]:
+    """Each put is a record of its own, so that there are many soon."""
+    await quorum.site.children["writer-quorum"].stop()
+    await quorum.start_writer("--flush-bytes", str(len(RECORD)))
     async with Client(quorum.addresses, timeout_ms=TIMEOUT_MS) as client:
 
-        async def write() -> None:
+        async def write(lane: int) -> None:
             while True:
                 with suppress(ShaleKVError):
-                    await client.put(b"lag", VALUE)
+                    await client.put(b"lag/%d" % lane, RECORD)
 
         quorum.site.children["safekeeper-2"].pause()
         try:
-            async with beside(write()):
+            async with beside(*map(write, range(LANES))):
                 yield
         finally:
             quorum.site.children["safekeeper-2"].resume()
+    await quorum.site.children["writer-quorum"].stop()
+    await quorum.start_writer()
 
 
 @asynccontextmanager

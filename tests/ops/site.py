@@ -128,11 +128,13 @@ class Quorum:
         env = by_way_of(self.proxy)
         return await self.site.start("safekeepers", name, *argv, env=env)
 
-    async def start_writer(self) -> Child:
+    async def start_writer(self, *flags: str) -> Child:
         members = ",".join(self.site.address(f"safekeeper-{n}") for n in range(SAFEKEEPERS))
         argv = ("serve", "--create", "--url", self.url, "--wal", "quorum", "--safekeepers", members)
         env = by_way_of(self.proxy)
-        return await self.site.start("quorum", "writer-quorum", *argv, *PRICED, *SMALL, env=env)
+        return await self.site.start(
+            "quorum", "writer-quorum", *argv, *PRICED, *SMALL, *flags, env=env
+        )
 
     @property
     def addresses(self) -> list[str]:
