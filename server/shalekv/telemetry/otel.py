@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 from opentelemetry.sdk.resources import Resource
 
 from shalekv.telemetry.activity import Activity, CallActivity, CommitActivity, StoreRequest
-from shalekv.telemetry.otlp import Sender, Spans
+from shalekv.telemetry.otlp import Spans, SpanSender, TraceCollector
 from shalekv.version import VERSION
 
 LINKS_MAX = 32  # from a commit to calls that have waited for it
@@ -207,14 +207,14 @@ class OtelTracer:
 
     def __init__(
         self,
-        endpoint: str,
+        collector: TraceCollector,
         *,
         ratio: float,
         role: str,
         database_url: str,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """Send spans to the collector at `endpoint`, a URL.
+        """Send spans to `collector`.
 
         `ratio` of the calls whose caller does not decide it are recorded. `database_url` has no
         credentials. `now_ns` is the clock of activities.
@@ -235,7 +235,7 @@ class OtelTracer:
             }
         )
         attributes = [_pair(key, _plain(value)) for key, value in resource.attributes.items()]
-        self._sender = Sender(endpoint, attributes, now_ns)
+        self._sender = SpanSender(collector, attributes, now_ns)
 
     @property
     def dropped(self) -> int:

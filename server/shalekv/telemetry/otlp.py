@@ -4,19 +4,18 @@
     thread:  queue ----> spans ----> batches ----> collector
 
 The exporter of the SDK encodes a span in 45 us of processor time, more than a get takes, so spans
-are made as messages at once. Credentials, certificates and compression are set as for the SDK, by
-`OTEL_EXPORTER_OTLP_*` in the environment.
+are made as messages at once.
 """
 
 from __future__ import annotations
 
 import gzip
-import os
 import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import requests
@@ -25,7 +24,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from opentelemetry.util.re import parse_env_headers
 
 from shalekv.telemetry.contained import contained
 from shalekv.version import VERSION
@@ -57,17 +55,28 @@ AddSpans: TypeAlias = Callable[[Spans, int], None]
 _log = structlog.get_logger(__name__)
 
 
-class Sender:
+@dataclass(frozen=True, slots=True)
+class TraceCollector:
+    """Address of a collector, and what it asks of those who send."""
+
+    endpoint: str  # a URL; `TRACES_PATH` is added to it
+    headers: Mapping[str, str] = field(default_factory=dict)
+    certificate_file: str = ""  # of its authority; empty: those that the machine trusts
+    client_files: tuple[str, str] | str | None = None  # certificate and key, or both in one
+    compression: str = ""  # "gzip" or "deflate"; nothing else compresses
+
+
+class SpanSender:
     """A bounded queue, and a thread that sends what is in it. Its methods are for one thread."""
 
     def __init__(
-        self, endpoint: str, resource: Sequence[KeyValue], now_ns: Callable[[], int]
+        self, collector: TraceCollector, resource: Sequence[KeyValue], now_ns: Callable[[], int]
     ) -> None:
-        """Send to the collector at `endpoint`, a URL. `now_ns` is the clock of spans in the queue.
+        """Send to `collector`. `now_ns` is the clock of spans in the queue.
 
         `resource` describes the process.
         """
-        self._collector = _Collector(endpoint)
+        self._collector = _Connection(collector)
         self._resource = Resource(attributes=resource)
         self._now_ns = now_ns
         self._queue: deque[tuple[AddSpans, int]] = deque()
@@ -145,24 +154,22 @@ class Sender:
             )
 
 
-class _Collector:
-    """Where spans are sent to. For one thread, but `is_closing`."""
+class _Connection:
+    """Connection to a collector. For one thread, but `is_closing`."""
 
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
-        url = endpoint.rstrip("/")
+    def __init__(self, collector: TraceCollector) -> None:
+        self.endpoint = collector.endpoint
+        url = collector.endpoint.rstrip("/")
         self._url = url if url.endswith(TRACES_PATH) else url + TRACES_PATH
         self._session = requests.Session()
-        self._session.headers.update(parse_env_headers(_setting("HEADERS"), liberal=True))
+        self._session.headers.update(collector.headers)
         self._session.headers["Content-Type"] = "application/x-protobuf"
-        certificate, key = _setting("CLIENT_CERTIFICATE"), _setting("CLIENT_KEY")
         # Told with each request: otherwise REQUESTS_CA_BUNDLE would take precedence.
-        self._verify = _setting("CERTIFICATE") or True
-        self._certificate = (certificate, key) if certificate and key else certificate or None
-        compression = _setting("COMPRESSION").strip().lower()
-        self._compress = _COMPRESSIONS.get(compression)
+        self._verify = collector.certificate_file or True
+        self._certificate = collector.client_files
+        self._compress = _COMPRESSIONS.get(collector.compression)
         if self._compress is not None:
-            self._session.headers["Content-Encoding"] = compression
+            self._session.headers["Content-Encoding"] = collector.compression
         self.is_closing = threading.Event()  # nothing is tried again
 
     def send(self, message: bytes) -> str:
@@ -190,12 +197,6 @@ class _Collector:
             if time.monotonic() + delay_s > end_s or self.is_closing.wait(delay_s):
                 return problem
             delay_s *= 2
-
-
-def _setting(name: str) -> str:
-    """Return a setting of exporters of spans; empty: it is not set."""
-    of_all = os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")
-    return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "") or of_all
 
 
 def _problem_of(error: OSError) -> str:

@@ -19,7 +19,7 @@ from shalekv.settings.telemetry import TelemetrySettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects
-from shalekv.telemetry.tracing import Tracer
+from shalekv.telemetry.tracing import Tracer, recorded_job
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from shalekv_client import Client, Get, Missing, Put, ShaleKVError
 from shalekv_wire.client import WireChannel
@@ -197,3 +197,23 @@ async def test_an_unreachable_collector_fails_no_call() -> None:
     ):
         for number in range(20):
             await client.put(b"%d" % number, b"v")
+
+
+async def test_the_environment_sets_headers_and_compression(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As for all exporters of OpenTelemetry; what is said of traces takes precedence."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20a,x=1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "authorization=Bearer%20b")
+    for compression in ("gzip", "deflate", "none", ""):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", compression)
+        async with collector() as collected:
+            settings = TelemetrySettings(otlp_endpoint=collected.url)
+            async with open_tracer(settings, "compactor") as tracer:
+                with recorded_job(tracer, "compaction"):
+                    pass
+        assert [span.name for span in collected.spans] == ["compaction"]
+        (headers,) = collected.headers
+        assert headers["authorization"] == "Bearer b"
+        assert "x" not in headers
+        assert headers.get("content-encoding", "") == compression.removesuffix("none")

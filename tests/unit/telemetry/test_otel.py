@@ -12,6 +12,7 @@ import pytest
 from shalekv.errors import StoreBroken
 from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity
 from shalekv.telemetry.otel import OtelTracer
+from shalekv.telemetry.otlp import TraceCollector
 from shalekv.telemetry.tracing import recorded_job
 from shalekv_wire.trace_context import SpanContext
 from tests.servers.otlp import Collector, collector
@@ -22,7 +23,9 @@ NOWHERE = "http://127.0.0.1:1"
 
 
 def tracer_to(url: str, ratio: float = 1.0) -> OtelTracer:
-    return OtelTracer(url, ratio=ratio, role="writer", database_url="file:///database")
+    return OtelTracer(
+        TraceCollector(url), ratio=ratio, role="writer", database_url="file:///database"
+    )
 
 
 @asynccontextmanager

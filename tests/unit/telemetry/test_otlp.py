@@ -13,7 +13,7 @@ import structlog
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from shalekv.telemetry import otlp
-from shalekv.telemetry.otlp import Sender, Spans
+from shalekv.telemetry.otlp import Spans, SpanSender, TraceCollector
 from tests.servers.otlp import Collector, collector
 
 NOWHERE = "http://127.0.0.1:1"
@@ -21,12 +21,12 @@ RESOURCE = [KeyValue(key="service.name", value=AnyValue(string_value="shalekv"))
 TRACE, SPAN = bytes(range(1, 17)), bytes(range(1, 9))
 
 
-def sender_to(url: str) -> Sender:
-    return Sender(url, RESOURCE, time.perf_counter_ns)
+def sender_to(url: str) -> SpanSender:
+    return SpanSender(TraceCollector(url), RESOURCE, time.perf_counter_ns)
 
 
 @asynccontextmanager
-async def collected_from() -> AsyncIterator[tuple[Sender, Collector]]:
+async def collected_from() -> AsyncIterator[tuple[SpanSender, Collector]]:
     """A sender whose spans have arrived, or are lost, when this is left."""
     async with collector() as collected:
         sender = sender_to(collected.url)
@@ -34,30 +34,13 @@ async def collected_from() -> AsyncIterator[tuple[Sender, Collector]]:
         await asyncio.to_thread(sender.close)
 
 
-def add(sender: Sender, name: str = "KV.Put") -> None:
+def add(sender: SpanSender, name: str = "KV.Put") -> None:
     def add_spans(spans: Spans, offset_ns: int) -> None:
         at_ns = time.perf_counter_ns() + offset_ns
         times = {"start_time_unix_nano": at_ns, "end_time_unix_nano": at_ns}
         spans.add(trace_id=TRACE, span_id=SPAN, name=name, **times)
 
     sender.add(add_spans, 1)
-
-
-async def test_the_environment_sets_headers_and_compression(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As for the exporters of OpenTelemetry; what is said of traces takes precedence."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20a,x=1")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "authorization=Bearer%20b")
-    for compression in ("gzip", "deflate", "none", ""):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", compression)
-        async with collected_from() as (sender, collected):
-            add(sender)
-        assert [span.name for span in collected.spans] == ["KV.Put"]
-        (headers,) = collected.headers
-        assert headers["authorization"] == "Bearer b"
-        assert "x" not in headers
-        assert headers.get("content-encoding", "") == compression.removesuffix("none")
 
 
 @pytest.mark.parametrize(
@@ -89,11 +72,11 @@ async def test_a_batch_is_tried_again_if_that_may_help(
     assert sender.dropped == bool(problem)
 
 
-def test_a_wrong_file_of_certificates_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_file_of_certificates_is_told() -> None:
     """The line names the file that is missing."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/missing.pem")
     with structlog.testing.capture_logs() as lines:
-        sender = sender_to("https://127.0.0.1:1")
+        refusing = TraceCollector("https://127.0.0.1:1", certificate_file="/missing.pem")
+        sender = SpanSender(refusing, RESOURCE, time.perf_counter_ns)
         add(sender)
         sender.close()
     (line,) = lines
