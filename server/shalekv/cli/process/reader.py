@@ -1,29 +1,12 @@
-r"""The process of `shalekv reader`: it joins the database, and serves reads until it is stopped.
+"""The process of `shalekv reader`: it joins the database, and serves reads until it is stopped.
 
 With `--processes` it is one of several that serve on one port, and is started by
-`cli.process.reader_parent`, with the number of the socket through which that parent hands over
-connections. Standard input is a socket, too; messages are lines of JSON, `ToChild` and `ToParent`:
-
-    parent                                             this process
-      begin: number, settings ----------------------->  opens the database
-      <------------------------------------- serving    answers connections
-      ping: trouble of the others ------------------->  every second
-      <------- pong: own trouble, requests, connections
-      <-------------------------------------- ending    gets no more connections
-      <--------------- collect, own metrics if of those  somebody asks for a part of all
-      whole: all processes, answers of the others --->
-      ask ------------------------------------------->  somebody asks another process
-      <---------------------------------------- answer
-      reopen ---------------------------------------->  opens the audit log again
-      stop ------------------------------------------>  drains, and ends
-      the end of the socket ------------------------->  the parent has ended: the same;
-                                                        after `stop`: ends at once
+`cli.process.reader_parent`. `cli.process.reader_messages` has what they tell each other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import os
 import socket
 import sys
@@ -32,7 +15,6 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TypeVar, cast
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field
 
 from shalekv.cli.process.access import ProcessAccess, open_access, running_beside
 from shalekv.cli.process.endpoint import bound, sources_of
@@ -47,6 +29,16 @@ from shalekv.cli.process.lifecycle import (
     start_serving,
 )
 from shalekv.cli.process.peers import open_links
+from shalekv.cli.process.reader_messages import (
+    MESSAGE_BYTES_MAX,
+    Asked,
+    ChildState,
+    ChildTrouble,
+    Pong,
+    ToChild,
+    ToParent,
+    Whole,
+)
 from shalekv.cli.process.shutdown import SIGNALLED, STOP_SIGNALS, Shutdown, StopRequest
 from shalekv.cli.process.traces import open_tracer
 from shalekv.clock import MachineClock
@@ -73,7 +65,6 @@ from shalekv.watch.stream import Watches
 from shalekv.wording import Trouble
 from shalekv.write.quorum.links import Links
 
-MESSAGE_BYTES_MAX = 64 << 20  # a status of 1,000 snapshots takes 100 KB
 ROLE = "reader"
 # How long a status waits for the parent, which waits for the other processes.
 WHOLE_TIMEOUT_MS = 2_000
@@ -83,89 +74,6 @@ ReplyT = TypeVar("ReplyT")
 _STANDARD_INPUT = 0
 
 _log = structlog.get_logger(__name__)
-
-
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
-
-    def line(self) -> bytes:
-        """Encode the message as a line."""
-        return self.model_dump_json(exclude_defaults=True).encode() + b"\n"
-
-
-class Asked(enum.StrEnum):
-    """Question to one process that is answered for all of them."""
-
-    STATUS = "status"  # `admin_pb2.StatusReply`
-    METRICS = "metrics"  # `Metrics.encode`
-
-
-class ChildTrouble(_Message):
-    """The reason why a process cannot answer reads, and for how long."""
-
-    cause: str
-    problem: str
-    duration_ms: int
-
-
-class Begin(_Message):
-    """The first message to a process."""
-
-    number: int
-    settings: ReaderConfig
-
-
-class ChildState(_Message):
-    """One process, as its parent knows it."""
-
-    number: int
-    state: int  # `admin_pb2.ProcessStatus.State`
-    pid: int
-    uptime_ms: int
-    replacements: int
-    began_ms: int  # since the first process with this number was started
-    sent: dict[RequestKind, int]  # by all processes with this number
-    answer: bytes = b""  # empty: of the process that asks, or no answer
-
-
-class Whole(_Message):
-    """All processes; empty at a parent that is stopping."""
-
-    asked: Asked
-    uptime_ms: int = 0
-    children: tuple[ChildState, ...] = ()
-    metrics: bytes = b""  # in place of them: the sum over all but the process that asks
-
-
-class ToChild(_Message):
-    """A message of the parent: one of these."""
-
-    begin: Begin | None = None
-    is_ping: bool = False
-    trouble: ChildTrouble | None = None  # with a ping: of another process
-    ask: Asked | None = None
-    is_reopen: bool = False
-    whole: Whole | None = None
-    is_stop: bool = False
-
-
-class Pong(_Message):
-    """The answer to a ping."""
-
-    trouble: ChildTrouble | None = None
-    sent: dict[RequestKind, int] = Field(default_factory=dict)
-    connections: int = 0
-
-
-class ToParent(_Message):
-    """A message to the parent: one of these."""
-
-    is_serving: bool = False
-    is_ending: bool = False
-    pong: Pong | None = None
-    collect: Asked | None = None
-    answers: Asked | None = None
-    answer: bytes = b""  # with `answers`; empty: it cannot say. With `collect`: its own metrics
 
 
 class ParentLink:

@@ -10,8 +10,8 @@ with its code: another start would end in the same way. Only conflicts are tried
 that start together all edit the manifest.
 
 The parent accepts connections, and hands each over to the process that has the fewest. Requests do
-not pass through it, and it does not open the database. `cli.process.reader` has the messages,
-and says how the processes answer for all of them.
+not pass through it, and it does not open the database. `cli.process.reader_messages` has the
+messages, and says how the processes answer for all of them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ import structlog
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.process.endpoint import announce_metrics, binding_metrics
 from shalekv.cli.process.lifecycle import bind_port
-from shalekv.cli.process.reader import (
+from shalekv.cli.process.reader import ROLE
+from shalekv.cli.process.reader_messages import (
     MESSAGE_BYTES_MAX,
-    ROLE,
     Asked,
     Begin,
     ChildState,
