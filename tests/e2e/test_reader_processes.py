@@ -5,14 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
+
+import pytest
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.clock import LoopClock
-from shalekv_client import Client, ProcessState, Status
+from shalekv_client import (
+    Client,
+    CostDimension,
+    NotApplied,
+    ProcessState,
+    Profile,
+    RequestKind,
+    Status,
+)
 from tests.kit.constants import variables
 from tests.kit.processes.child import Child, event
 from tests.kit.processes.cluster import ALONE, Cluster
@@ -24,10 +36,11 @@ CLIENTS = 4
 WAIT_S = 60.0
 POLL_MS = 20
 PAUSE_MS = 5  # between two reads of a client: processes have to start beside them
+PRICES = "writes=1,lists=1,reads=1,deletes=1"
 PARENT = "shalekv.cli.process.reader_parent"
 # Seconds are tenths of them: a process that is stopped is missed soon. It is killed late enough for
 # a busy machine to ask for it before, and not for being slow.
-HASTY = variables({f"{PARENT}:PING_MS": 100, f"{PARENT}:HUNG_PINGS": 40})
+HASTY = variables({f"{PARENT}:PING_MS": 100, f"{PARENT}:HUNG_PINGS": 50})
 
 
 @dataclass(slots=True)
@@ -104,20 +117,23 @@ def runs(pid: int) -> bool:
 async def test_processes_are_one_server(processes: Processes, tmp_path: Path) -> None:
     """Connections are spread evenly, and reads go on while processes are killed, stop, and end.
 
-    Whichever process is asked, status, health and metrics are those of all; no counter goes down.
+    Whichever process is asked, status, health, metrics, costs, slow calls and profiles are those of
+    all; no counter goes down.
     """
     database = Cluster(processes, tmp_path)
     writer = await database.serve(*ALONE)
     async with Client(writer.listen) as client:
         await client.put(b"k", b"v")
     flags = ("--processes", "2", "--listen", f"127.0.0.1:{free_port()}")
-    reader = await processes.read(database.url, *flags, "--metrics", "127.0.0.1:0", env=HASTY)
+    telemetry = ("--metrics", "127.0.0.1:0", "--slow-ms", "1", "--usd-per-1000", PRICES)
+    reader = await processes.read(database.url, *flags, *telemetry, env=HASTY)
     taken = database.run("reader", *flags[:2], "--listen", reader.listen, code=7)
     async with reading(reader.listen) as load:
         first, second = (await check_statuses(load, reader)).processes
         await taken
-        counted = await counters(reader)
+        counted = await counters(reader, load.clients)
         assert counted['child_starts_total{child="reader-2"}'] == 1
+        await check_lists(load)
 
         os.kill(first.pid, signal.SIGKILL)
         await load.goes_on()
@@ -125,7 +141,7 @@ async def test_processes_are_one_server(processes: Processes, tmp_path: Path) ->
         status = await states(load.clients[0], ProcessState.SERVING, ProcessState.SERVING)
         assert [each.replacements for each in status.processes] == [1, 0]
         assert status.processes[1].pid == second.pid
-        now = await counters(reader)
+        now = await counters(reader, load.clients)
         assert {name: now[name] for name in counted if now[name] < counted[name]} == {}
         assert now['child_crashes_total{child="reader-1"}'] == 1
 
@@ -137,8 +153,9 @@ async def test_processes_are_one_server(processes: Processes, tmp_path: Path) ->
             assert await health(database, reader) == 1
             assert (await fetched(reader, "/readyz")).status == 503
             assert (await fetched(reader, "/livez")).status == 200
-            now = await counters(reader)  # what it has told last
+            now = await counters(reader, [other])  # what it has told last
             assert {name: now[name] for name in counted if now[name] < counted[name]} == {}
+            assert await missing(other) == {(2,)}
             await reader.line(lambda line: "restart_ms" in line and line["process"] == 2)
             await reader.line(lambda _: says_ready(reader))
             assert await health(database, reader) == 0
@@ -157,13 +174,14 @@ async def test_processes_are_one_server(processes: Processes, tmp_path: Path) ->
     assert sorted(line.get("process", 0) for line in ended) == [0, 1, 2]
 
 
-async def counters(reader: Child) -> dict[str, float]:
-    """All counters at this moment, by name and labels."""
-    return {
+async def counters(reader: Child, clients: Sequence[Client]) -> dict[str, float]:
+    """All counters at this moment, by name and labels, and those of costs."""
+    found = {
         name: value
         for name, value in (await scraped(reader)).items()
         if name.partition("{")[0].endswith(("_total", "_bucket", "_count"))
     }
+    return found | await costs(clients)
 
 
 def says_ready(reader: Child) -> bool:
@@ -194,6 +212,60 @@ async def check_statuses(load: Load, reader: Child) -> Status:
     opened = [line for line in reader.lines() if event("database joined")(line)]
     assert sorted(line["process"] for line in opened) == [1, 2]
     return statuses[-1]
+
+
+async def costs(clients: Sequence[Client]) -> dict[str, float]:
+    """Let each client send requests to the store; return the requests by origin.
+
+    Dollars of each dimension are those of all requests that the processes have sent.
+    """
+    for client in clients:
+        snapshot = await client.create_snapshot(ttl_s=60)
+        await client.delete_snapshot(snapshot.id)
+    stats = await clients[0].stats()
+    sent = Counter[RequestKind]()
+    for process in stats.processes:
+        sent.update(process.requests)
+    for dimension in CostDimension:
+        found = [each for each in stats.origins if each.dimension is dimension]
+        requests = Counter[RequestKind]()
+        for each in found:
+            requests.update(each.requests)
+        assert +requests == +sent
+        dollars = sum(Decimal(repr(each.dollars)) for each in found)
+        assert dollars == Decimal(sent.total()) / 1_000
+    return {f"{each.dimension} {each.name}": each.dollars or 0.0 for each in stats.origins}
+
+
+async def check_lists(load: Load) -> None:
+    """Slow calls, and a profile, are of both processes, also after a client has gone."""
+    async with asyncio.timeout(WAIT_S):  # a call that asks others takes a millisecond, most often
+        while {each.process for each in (await load.clients[0].slow_calls()).calls} != {1, 2}:
+            await load.statuses()
+    profile = await load.clients[0].profile(100)
+    assert "process 1" in profile.text
+    assert "process 2" in profile.text
+    leaving = asyncio.create_task(load.clients[0].profile(60_000))
+    await load.goes_on()
+    with pytest.raises(NotApplied, match="another profile"):
+        await load.clients[1].profile(100)
+    leaving.cancel()
+    async with asyncio.timeout(WAIT_S / 2):
+        while (await profile_of_all(load.clients[1])).missing_processes:
+            pass
+
+
+async def profile_of_all(client: Client) -> Profile:
+    """A profile, when no other is taken."""
+    while True:
+        with suppress(NotApplied):
+            return await client.profile(100)
+
+
+async def missing(client: Client) -> set[tuple[int, ...]]:
+    """The processes that are missing in slow calls, and in a profile."""
+    slow_calls, profile = await client.slow_calls(), await client.profile(100)
+    return {slow_calls.missing_processes, profile.missing_processes}
 
 
 async def health(database: Cluster, reader: Child) -> int:

@@ -248,11 +248,14 @@ class Profile:
     view: View
     text: str  # in the format that was asked for
     samples: int  # that it is made of
+    # Numbers of processes that have given none, of several that share a port.
+    missing_processes: tuple[int, ...] = ()
 
 
 def profile_of(reply: admin_pb2.ProfileReply) -> Profile:
     """Decode the reply to `Client.profile`."""
-    return Profile(view_of(reply.header), reply.profile, reply.samples)
+    missing = tuple(reply.missing_processes)
+    return Profile(view_of(reply.header), reply.profile, reply.samples, missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,21 +287,25 @@ class SlowCall:
     peer: str
     request_id: str  # empty: the caller has sent none
     trace_id: str  # empty: it has none
+    process: int = 0  # that has answered it, of several that share a port; 0: there is one
 
 
 @dataclass(frozen=True, slots=True)
 class SlowCalls:
-    """The slow calls that a process of a server has kept, the newest first."""
+    """The slow calls that a server has kept, the newest first."""
 
     view: View
     slow_ms: int  # the time from which on a call is slow; 0: none is
     calls: tuple[SlowCall, ...]
+    # Numbers of processes that have not answered in time: their calls are missing.
+    missing_processes: tuple[int, ...] = ()
 
 
 def slow_calls_of(reply: admin_pb2.ListSlowCallsReply) -> SlowCalls:
     """Decode the reply to `Client.slow_calls`."""
     calls = tuple(map(_slow_call, reply.calls))
-    return SlowCalls(view_of(reply.header), reply.slow_ms, calls)
+    missing = tuple(reply.missing_processes)
+    return SlowCalls(view_of(reply.header), reply.slow_ms, calls, missing)
 
 
 def _slow_call(message: admin_pb2.SlowCall) -> SlowCall:
@@ -320,6 +327,7 @@ def _slow_call(message: admin_pb2.SlowCall) -> SlowCall:
         peer=message.peer,
         request_id=message.request_id,
         trace_id=message.trace_id,
+        process=message.process,
     )
 
 

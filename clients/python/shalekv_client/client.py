@@ -333,7 +333,7 @@ class Client(DataCalls, AdminCalls, AsyncCloseable):
     async def slow_calls(self, *, timeout_ms: int | None = None) -> SlowCalls:
         """Return the newest slow calls of the server at the first address: at most 100.
 
-        Of several processes that share a port, they are those of one of them. Needs the verb ADMIN.
+        Needs the verb ADMIN.
         """
         from shalekv_client.admin import SLOW_CALLS, slow_calls_of
 

@@ -20,11 +20,13 @@ from shalekv.rpc.call_counts import CallCounts, NowNs
 from shalekv.rpc.calls import ServerCall, named
 from shalekv.server.access.audit import first_key, hash_of_key
 from shalekv.server.service import Call
+from shalekv.server.whole_status import add_slow_calls
 from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity, StoreRequest
 from shalekv.telemetry.contained import contained
 from shalekv.telemetry.costs import Costs
 from shalekv.telemetry.slow_calls import EndedCall, SlowCalls
 from shalekv.telemetry.tracing import Tracer
+from shalekv.v1.admin_pb2 import ListSlowCallsReply
 from shalekv.write.pending_replies import PendingReply
 from shalekv_wire.status import StatusCode
 from shalekv_wire.trace_context import SpanContext
@@ -147,6 +149,11 @@ class CallTelemetry:
         if self.by_chance is None:
             return False
         return self.by_chance() if parent is None else parent.is_sampled
+
+    def fill_slow_calls(self, reply: ListSlowCallsReply) -> None:
+        """Add the slow calls of the process to a list."""
+        reply.slow_ms = self.slow_calls.slow_ms
+        add_slow_calls(reply, self.slow_calls.newest())
 
     @contained
     def begin_traced(self, noted: NotedCall, request: Message, call: ServerCall | None) -> None:

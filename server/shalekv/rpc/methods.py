@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.calls import Method
 from shalekv.server.access.admin import shown_to
-from shalekv.server.requests import check_header
 from shalekv.server.service import AdminService, Call, KvService, WatchService
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2 as admin
@@ -60,21 +59,21 @@ def admin_methods(service: AdminService, adapter: Adapter) -> Mapping[str, Metho
         adapter.fill(reply)
         return shown_to(reply, call)
 
-    def list_slow_calls(
+    async def list_slow_calls(
         request: admin.ListSlowCallsRequest, call: Call
     ) -> admin.ListSlowCallsReply:
-        del call  # answered at once, whatever the deadline
-        check_header(request.header)
-        slow = adapter.telemetry.slow_calls
-        return admin.ListSlowCallsReply(
-            header=service.header(), calls=slow.newest(), slow_ms=slow.slow_ms
-        )
+        """Add those of this process to those of others."""
+        answer = service.list_slow_calls(request, call)
+        reply = answer if isinstance(answer, Message) else await answer
+        adapter.telemetry.fill_slow_calls(reply)
+        return reply
 
     async def stats(request: admin.StatsRequest, call: Call) -> admin.StatsReply:
-        """Add what calls have cost to the statistics of a role."""
+        """Add what calls have cost to the statistics of a role of one process."""
         answer = service.stats(request, call)
         reply = answer if isinstance(answer, Message) else await answer
-        adapter.fill_origins(reply)
+        if not reply.origins:
+            adapter.fill_origins(reply)
         return reply
 
     snapshots, access = service.snapshots, service.access

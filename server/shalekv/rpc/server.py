@@ -52,7 +52,13 @@ from shalekv.server.service import AdminService, KvService, WatchService
 from shalekv.settings import EndpointSettings, LimitSettings, LogLevel, Wire
 from shalekv.settings.security import TlsSettings
 from shalekv.telemetry.metrics import Metrics
-from shalekv.v1.admin_pb2 import CallStatus, StatusReply, StatusRequest
+from shalekv.v1.admin_pb2 import (
+    CallStatus,
+    ListSlowCallsReply,
+    StatsReply,
+    StatusReply,
+    StatusRequest,
+)
 from shalekv.wording import READ, WRITE
 from shalekv_wire.tls import TlsContexts
 
@@ -220,6 +226,14 @@ class Server:
     def fill(self, status: StatusReply) -> None:
         """Add the counts of calls, and of those that were refused, to a status."""
         self._adapter.fill(status)
+
+    def fill_origins(self, stats: StatsReply) -> None:
+        """Add what the calls of this process have cost to statistics."""
+        self._adapter.fill_origins(stats)
+
+    def fill_slow_calls(self, reply: ListSlowCallsReply) -> None:
+        """Add the slow calls of this process to a list."""
+        self._adapter.telemetry.fill_slow_calls(reply)
 
     @property
     def counts(self) -> CallCounts:

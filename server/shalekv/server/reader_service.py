@@ -154,6 +154,14 @@ class ReaderAdmin:
         requests.check_header(request.header)
         return self.store_use.reply(self.header())
 
+    def list_slow_calls(
+        self, request: admin_pb2.ListSlowCallsRequest, call: Call
+    ) -> Answer[admin_pb2.ListSlowCallsReply]:
+        """List none: `rpc` has them."""
+        del call  # as above
+        requests.check_header(request.header)
+        return admin_pb2.ListSlowCallsReply(header=self.header())
+
     def profile(
         self, request: admin_pb2.ProfileRequest, call: Call
     ) -> Answer[admin_pb2.ProfileReply]:

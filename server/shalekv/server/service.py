@@ -258,11 +258,20 @@ class AdminService(Protocol):
         ...
 
     def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
-        """Count the requests that the processes of this server have sent to the object store."""
+        """Count the requests that the processes of this server have sent to the object store.
+
+        If others share the port, what all their calls have cost is there, too; `rpc` adds it else.
+        """
+        ...
+
+    def list_slow_calls(
+        self, request: admin_pb2.ListSlowCallsRequest, call: Call
+    ) -> Answer[admin_pb2.ListSlowCallsReply]:
+        """List the slow calls of other processes that share the port; `rpc` adds its own."""
         ...
 
     def profile(
         self, request: admin_pb2.ProfileRequest, call: Call
     ) -> Answer[admin_pb2.ProfileReply]:
-        """Sample where this process spends its time."""
+        """Sample where this server spends its time."""
         ...

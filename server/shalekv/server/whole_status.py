@@ -1,4 +1,4 @@
-"""The status of several processes that share a port, from the statuses of each.
+"""The status and the slow calls of several processes that share a port, from those of each.
 
     counters, memory, caches, watches   sums
     header, state of a reader           of the process that is least up to date, or worst
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from google.protobuf.message import Message
 
+from shalekv.telemetry.slow_calls import KEPT_MAX
 from shalekv.v1 import admin_pb2, kv_pb2
 
 _State = admin_pb2.ReaderStatus.State
@@ -62,6 +63,15 @@ def add_calls(whole: admin_pb2.StatusReply, calls: Iterable[admin_pb2.CallStatus
         for number, count in enumerate(counts):
             total.histogram_us[number] += count
     whole.calls.sort(key=lambda each: each.method)
+
+
+def add_slow_calls(
+    whole: admin_pb2.ListSlowCallsReply, calls: Iterable[admin_pb2.SlowCall]
+) -> None:
+    """Add slow calls of another process; the newest of all are kept, the newest first."""
+    found = sorted((*whole.calls, *calls), key=lambda each: -each.ended_at_ms)
+    del whole.calls[:]
+    whole.calls.extend(found[:KEPT_MAX])
 
 
 def add_refusals(whole: admin_pb2.StatusReply, refused: admin_pb2.AccessStatus) -> None:

@@ -140,8 +140,12 @@ class EndedCall:
 class SlowCalls:
     """The slow calls of a process."""
 
-    def __init__(self, slow_ms: int, clock: Clock) -> None:
-        """Note calls that take longer than `slow_ms`. 0: none."""
+    def __init__(self, slow_ms: int, clock: Clock, process: int = 0) -> None:
+        """Note calls that take longer than `slow_ms`. 0: none.
+
+        `process` is the number of this one, of several that share a port.
+        """
+        self._process = process
         self.slow_ms = slow_ms
         self.slow_ns = slow_ms * _NS_PER_MS or sys.maxsize
         self.counts: Counter[str] = Counter()  # by method
@@ -199,6 +203,7 @@ class SlowCalls:
             request_id=caller.request_id,
             trace_id=caller.trace_id,
             peer=caller.peer,
+            process=self._process,
         )
         for request in requests[:REQUESTS_SHOWN_MAX]:
             call.requests.add(

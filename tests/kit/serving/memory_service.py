@@ -6,7 +6,7 @@ Some keys are accidents: reading them raises the error in `ACCIDENTS`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from shalekv import errors
 from shalekv.errors import InvalidRequest, ShaleError
@@ -196,6 +196,8 @@ class NoAccess:
 class MemoryAdmin:
     """Implements `AdminService`, and records the loads that it got."""
 
+    missing_processes: Sequence[int] = ()  # of those that share the port
+
     def __init__(self) -> None:
         self.loads: list[str] = []
         self.snapshots = NoSnapshots()
@@ -218,6 +220,11 @@ class MemoryAdmin:
 
     def stats(self, _request: admin_pb2.StatsRequest, _call: Call) -> Answer[admin_pb2.StatsReply]:
         return admin_pb2.StatsReply(processes=[admin_pb2.ProcessRequests(role="test")])
+
+    def list_slow_calls(
+        self, _request: admin_pb2.ListSlowCallsRequest, _call: Call
+    ) -> Answer[admin_pb2.ListSlowCallsReply]:
+        return admin_pb2.ListSlowCallsReply(missing_processes=self.missing_processes)
 
     def profile(
         self, request: admin_pb2.ProfileRequest, _call: Call

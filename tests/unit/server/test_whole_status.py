@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shalekv.server.whole_status import add_calls, add_status
+from shalekv.server.whole_status import add_calls, add_slow_calls, add_status
+from shalekv.telemetry.slow_calls import KEPT_MAX
 from shalekv.v1 import admin_pb2, kv_pb2
 
 STATE = admin_pb2.ReaderStatus.State
@@ -75,3 +76,15 @@ def test_calls_are_added_by_method() -> None:
     (get,) = whole.calls
     assert (get.calls, get.total_us, list(get.histogram_us)) == (18, 27, [10, 0, 8])
     assert list(more[0].histogram_us) == [5]
+
+
+def test_the_newest_slow_calls_of_all_are_kept() -> None:
+    """Those of several processes are in one order, the newest first, and no more than of one."""
+    calls = [
+        admin_pb2.SlowCall(ended_at_ms=number, process=1 + number % 2)
+        for number in range(3 * KEPT_MAX // 2)
+    ]
+    whole = admin_pb2.ListSlowCallsReply()
+    for process in (1, 2):
+        add_slow_calls(whole, [each for each in reversed(calls) if each.process == process])
+    assert list(whole.calls) == calls[: -KEPT_MAX - 1 : -1]

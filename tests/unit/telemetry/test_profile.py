@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+from collections.abc import Mapping
 
 import pytest
 
@@ -12,8 +14,10 @@ from shalekv.errors import InvalidRequest, ProfileRefused
 from shalekv.telemetry.profile import (
     DURATION_MS_MAX,
     DURATION_MS_MIN,
+    OtherProcesses,
     ProfileFormat,
     take_profile,
+    take_samples,
 )
 
 
@@ -42,6 +46,39 @@ async def test_a_profile_shows_functions_without_values(form: ProfileFormat) -> 
     assert "computing_function" in text
     assert "waiting" in text
     assert "do not show" not in text
+
+
+async def test_processes_are_roots_of_one_profile() -> None:
+    """Each process has its own root, with its time; one without samples is named as missing."""
+    task = asyncio.create_task(half_busy())
+    data = b""
+    while b"computing_function" not in data:
+        data = await take_samples(150)
+    task.cancel()
+    asked = []
+
+    async def sample(duration_ms: int) -> Mapping[int, bytes]:
+        asked.append((duration_ms, signal.getitimer(signal.ITIMER_PROF)[1]))
+        return {1: data, 3: b""}
+
+    form = ProfileFormat.SPEEDSCOPE
+    profile = await take_profile(100, form, OtherProcesses(2, sample))
+    ((duration_ms, interval_s),) = asked
+    assert (duration_ms, interval_s > 0) == (100, True)  # while this process is observed
+    assert profile.missing == (3,)
+    read = json.loads(profile.text)
+    names = [each["name"] for each in read["shared"]["frames"]]
+    stack, stacks, (shown,) = list[str](), set[tuple[str, ...]](), read["profiles"]
+    for event in shown["events"]:
+        if event["type"] == "O":
+            stack.append(names[event["frame"]])
+            stacks.add(tuple(stack[1:]))
+        else:
+            stack.pop()
+    assert {("process 1", "waiting"), ("process 2", "waiting")} <= stacks
+    assert any(each[:1] == ("process 1",) and each[-1] == "computing_function" for each in stacks)
+    assert {each[0] for each in stacks if each} == {"process 1", "process 2"}
+    assert shown["endValue"] == pytest.approx(shown["events"][-1]["at"], rel=0.1)
 
 
 async def test_one_profile_at_a_time() -> None:

@@ -1294,7 +1294,7 @@ class StatsReply(_message.Message):
 
     @_builtins.property
     def origins(self) -> _containers.RepeatedCompositeFieldContainer[Global___OriginCost]:
-        """What calls have cost since this process began to serve, by method, principal and prefix. The
+        """What calls have cost since this server began to serve, by method, principal and prefix. The
         sums of each dimension are equal: what belongs to no name is in one of its own.
         """
 
@@ -2029,6 +2029,7 @@ class ListSlowCallsReply(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
     SLOW_MS_FIELD_NUMBER: _builtins.int
+    MISSING_PROCESSES_FIELD_NUMBER: _builtins.int
     slow_ms: _builtins.int
     """The time from which on a call is slow (server setting `slow_ms`). 0: none is."""
     @_builtins.property
@@ -2039,16 +2040,21 @@ class ListSlowCallsReply(_message.Message):
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlowCall]:
         """The calls."""
 
+    @_builtins.property
+    def missing_processes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Processes that have not answered in time, of several that share a port: their calls are missing."""
+
     def __init__(
         self,
         *,
         header: _kv_pb2.ReplyHeader | None = ...,
         calls: _abc.Iterable[Global___SlowCall] | None = ...,
         slow_ms: _builtins.int = ...,
+        missing_processes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "header", b"header", "slow_ms", b"slow_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "header", b"header", "missing_processes", b"missing_processes", "slow_ms", b"slow_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2074,6 +2080,7 @@ class SlowCall(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     ended_at_ms: _builtins.int
     """When it was answered, in milliseconds since the Unix epoch by the clock of the server."""
     method: _builtins.str
@@ -2098,6 +2105,8 @@ class SlowCall(_message.Message):
     """The trace, in 32 hexadecimal digits. Empty: it has none."""
     peer: _builtins.str
     """The address of the client."""
+    process: _builtins.int
+    """The process that has answered it, of several that share a port. 0: there is one."""
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlowStage]:
         """Where the time went."""
@@ -2123,10 +2132,11 @@ class SlowCall(_message.Message):
         request_id: _builtins.str = ...,
         trace_id: _builtins.str = ...,
         peer: _builtins.str = ...,
+        process: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id", "wal_id", b"wal_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id", "code", b"code", "duration_ms", b"duration_ms", "ended_at_ms", b"ended_at_ms", "group_commits", b"group_commits", "key_hash", b"key_hash", "method", b"method", "peer", b"peer", "principal", b"principal", "request_id", b"request_id", "requests", b"requests", "stages", b"stages", "trace_id", b"trace_id", "waited_for", b"waited_for", "wal_id", b"wal_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id", "code", b"code", "duration_ms", b"duration_ms", "ended_at_ms", b"ended_at_ms", "group_commits", b"group_commits", "key_hash", b"key_hash", "method", b"method", "peer", b"peer", "principal", b"principal", "process", b"process", "request_id", b"request_id", "requests", b"requests", "stages", b"stages", "trace_id", b"trace_id", "waited_for", b"waited_for", "wal_id", b"wal_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wal_id: _TypeAlias = _typing.Literal["wal_id"]  # noqa: Y015
     _WhichOneofArgType__wal_id: _TypeAlias = _typing.Literal["_wal_id", b"_wal_id"]  # noqa: Y015
@@ -2232,13 +2242,14 @@ Global___ProfileRequest: _TypeAlias = ProfileRequest  # noqa: Y015
 
 @_typing.final
 class ProfileReply(_message.Message):
-    """A profile of the thread of the event loop."""
+    """A profile of the thread of the event loop, of each process."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    MISSING_PROCESSES_FIELD_NUMBER: _builtins.int
     profile: _builtins.str
     """The profile in the format."""
     samples: _builtins.int
@@ -2247,16 +2258,21 @@ class ProfileReply(_message.Message):
     def header(self) -> _kv_pb2.ReplyHeader:
         """The view."""
 
+    @_builtins.property
+    def missing_processes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Processes that have given no samples, of several that share a port."""
+
     def __init__(
         self,
         *,
         header: _kv_pb2.ReplyHeader | None = ...,
         profile: _builtins.str = ...,
         samples: _builtins.int = ...,
+        missing_processes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "profile", b"profile", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "missing_processes", b"missing_processes", "profile", b"profile", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -118,14 +118,15 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSlowCalls(self, request, context):
-        """Lists the newest slow calls of the process that answers: at most 100.
+        """Lists the newest slow calls of this server: at most 100.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Samples where this process spends its time, for some seconds.
+        """Samples where this server spends its time, for some seconds: one process, or all those that
+        share a port, at the same time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,9 +25,11 @@ class AdminStub:
     of the store is made of.
     """
     ListSlowCalls: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSlowCallsRequest, _admin_pb2.ListSlowCallsReply]
-    """Lists the newest slow calls of the process that answers: at most 100."""
+    """Lists the newest slow calls of this server: at most 100."""
     Profile: _aio.UnaryUnaryMultiCallable[_admin_pb2.ProfileRequest, _admin_pb2.ProfileReply]
-    """Samples where this process spends its time, for some seconds."""
+    """Samples where this server spends its time, for some seconds: one process, or all those that
+    share a port, at the same time.
+    """
     CreateSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateSnapshotRequest, _admin_pb2.CreateSnapshotReply]
     """Pins the current state under a name or an id until it expires or is deleted. Whatever was
     acknowledged as durable before the call is in it, at whichever server it is made. A call whose
@@ -77,7 +79,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListSlowCallsRequest,
         context: _aio.ServicerContext[_admin_pb2.ListSlowCallsRequest, _abc.Awaitable[_admin_pb2.ListSlowCallsReply]],
     ) -> _abc.Awaitable[_admin_pb2.ListSlowCallsReply]:
-        """Lists the newest slow calls of the process that answers: at most 100."""
+        """Lists the newest slow calls of this server: at most 100."""
 
     @_abc_1.abstractmethod
     def Profile(
@@ -85,7 +87,9 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ProfileRequest,
         context: _aio.ServicerContext[_admin_pb2.ProfileRequest, _abc.Awaitable[_admin_pb2.ProfileReply]],
     ) -> _abc.Awaitable[_admin_pb2.ProfileReply]:
-        """Samples where this process spends its time, for some seconds."""
+        """Samples where this server spends its time, for some seconds: one process, or all those that
+        share a port, at the same time.
+        """
 
     @_abc_1.abstractmethod
     def CreateSnapshot(

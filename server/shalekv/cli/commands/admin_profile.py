@@ -26,10 +26,10 @@ speedscope  JSON for https://www.speedscope.app
 
 The default is text; for a PATH that ends in .html or .json, it is html or speedscope.
 
-It observes the thread that answers calls, of the process that takes this one: of several reader
-processes (--processes), any of them. Compactor and collector are other processes. It shows names of
-functions and files, and no keys or values. The server needs an extra: pip install
-'shalekv[profile]'. Needs the verb admin.
+It observes the thread that answers calls. Of several reader processes (--processes) all are
+observed at the same time, and each is a root of the tree. Compactor and collector are other
+processes. It shows names of functions and files, and no keys or values. The server needs an extra:
+pip install 'shalekv[profile]'. Needs the verb admin.
 
 \b
 Examples:
@@ -72,3 +72,5 @@ def profile(
         found = talk(target, ask)
         sys.stdout.write(found.text)
     click.echo(f"{counted(found.samples, 'sample')} in {seconds:g} s", err=True)
+    for number in found.missing_processes:
+        click.echo(f"Process {number} has given no samples: it is missing.", err=True)

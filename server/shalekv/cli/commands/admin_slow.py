@@ -42,8 +42,9 @@ the same WAL object.
 With --format json a call has all that is known of it: its time by stage, its requests to the store,
 the hash of its first key as the audit log has it, principal and address.
 
-Each process has its own list: of several reader processes (--processes), any of them answers. Needs
-the verb admin.
+Of several reader processes (--processes) the calls of all are listed, each with the number of its
+process. Those of a process that does not answer in time are missing, and so are those of one that
+has ended. Needs the verb admin.
 
 \b
 Examples:
@@ -66,6 +67,9 @@ def slow(*, output_format: Format, target: Target) -> None:
         if output_format is Format.JSON:
             for call in found.calls:
                 print_json(record_of(call) | {"stages_ms": dict(call.stages_ms)})
+        elif any(call.process for call in found.calls):
+            rows = ((call.process, *row(call)) for call in found.calls)
+            print_rows(output_format, ("process", *COLUMNS), rows)
         else:
             print_rows(output_format, COLUMNS, map(row, found.calls))
     if found.slow_ms:
@@ -73,6 +77,8 @@ def slow(*, output_format: Format, target: Target) -> None:
         click.echo(f"{told} took longer than {found.slow_ms:,} ms.", err=True)
     else:
         click.echo("No call is noted: the server has --slow-ms 0.", err=True)
+    for number in found.missing_processes:
+        click.echo(f"Process {number} has not answered: its calls are missing.", err=True)
 
 
 def row(call: SlowCall) -> Sequence[Any]:

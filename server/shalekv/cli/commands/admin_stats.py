@@ -49,8 +49,9 @@ logs its own requests, and is not included.
 
 With --by: what the calls of each method, principal or prefix of keys have cost, in all, per hour
 and per 1,000 calls. "background" is what no call has caused, "other" are those with little cost.
-These are the requests of the process that answers, without its compactor and collector: of a reader
-with --processes, of one of them.
+These are the requests of what answers calls, without compactor and collector: of a reader with
+--processes, those of all of them, and of those before them. Of one that has crashed, the last
+second may be missing.
 Commits that share a request are charged in turn, so the costs of a few are a matter of chance, and
 so are the calls of a prefix.
 
@@ -295,7 +296,9 @@ def _print_spent(
         print_rows(output_format, (dimension.name.lower(), *ORIGIN_COLUMNS), rows)
     per_hour = rows[-1][4]
     per_month = None if per_hour is None else per_hour * _HOURS_PER_MONTH
-    line = _cost_line(per_month, listed, " for the process that serves alone")
+    serving = sum(1 for each in found.processes if each.role in SERVING)
+    whose = "process that serves" if serving == 1 else "processes that serve"
+    line = _cost_line(per_month, listed, f" for the {whose} alone")
     click.echo(line, err=True)
     if before is None:
         _warn_of_start(uptime_ms)

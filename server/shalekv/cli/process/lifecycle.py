@@ -200,16 +200,20 @@ def bind(
     door: Door | None = None,
     tracer: Tracer | None = None,
     costs: Costs | None = None,
+    process: int = 0,
 ) -> Server:
     """Create a server bound to its port, or one that takes its connections from `door`.
 
     `tracer` records calls; None: nobody does. `costs` are charged with the requests of calls.
+    `process` is the number of this one, of several that share the port.
 
     Raises `InvalidSetting`, and `OSError` if the port is in use.
     """
     make = partial(Server, settings.server, runtime, limits=settings.limits, tls=settings.tls)
     is_open = settings.access.open_services
-    recorders = Recorders(SlowCalls(settings.telemetry.slow_ms, runtime.clock), tracer, costs)
+    recorders = Recorders(
+        SlowCalls(settings.telemetry.slow_ms, runtime.clock, process), tracer, costs
+    )
     return bind_port(
         lambda: make(door=door, guard=guard, open_services=is_open, recorders=recorders)
     )

@@ -12,7 +12,8 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
+from uuid import uuid4
 
 import structlog
 
@@ -35,6 +36,7 @@ from shalekv.cli.process.reader_messages import (
     ChildState,
     ChildTrouble,
     Pong,
+    Question,
     ToChild,
     ToParent,
     Whole,
@@ -51,14 +53,18 @@ from shalekv.server.access.admin import AccessAdmin
 from shalekv.server.reader import Reader
 from shalekv.server.reader_service import ReaderAdmin, ReaderKv
 from shalekv.server.readiness import Readiness
+from shalekv.server.replies.profile import profile_reply
+from shalekv.server.replies.whole_costs import add_origins, add_statistics
+from shalekv.server.requests import check_header
 from shalekv.server.service import Answer, Call
 from shalekv.server.snapshots import SnapshotAdmin
-from shalekv.server.status import ProcessReport, ProcessUse, costs_of, process_requests
-from shalekv.server.whole_status import add_status
+from shalekv.server.status import ProcessReport, costs_of
+from shalekv.server.whole_status import add_slow_calls, add_status
 from shalekv.settings import ReaderConfig
-from shalekv.store.api import ObjectStore, RequestKind
+from shalekv.store.api import ObjectStore
 from shalekv.store.retry import RefusalPolicy
 from shalekv.telemetry.metrics import Metrics, decode_metrics
+from shalekv.telemetry.profile import OtherProcesses, take_samples
 from shalekv.telemetry.sources import MetricSources
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.watch.stream import Watches
@@ -69,6 +75,9 @@ ROLE = "reader"
 # How long a status waits for the parent, which waits for the other processes.
 WHOLE_TIMEOUT_MS = 2_000
 
+_STATUS, _METRICS = Question(asked=Asked.STATUS), Question(asked=Asked.METRICS)
+_STATS, _SLOW_CALLS = Question(asked=Asked.STATS), Question(asked=Asked.SLOW_CALLS)
+
 ReplyT = TypeVar("ReplyT")
 
 _STANDARD_INPUT = 0
@@ -76,23 +85,29 @@ _STANDARD_INPUT = 0
 _log = structlog.get_logger(__name__)
 
 
+class Place(NamedTuple):
+    """The place of this process among several."""
+
+    number: int
+    parent: socket.socket
+    door: Door  # through which the connections come
+
+
 class ParentLink:
     """The socket to the parent."""
 
-    def __init__(
-        self, sock: socket.socket, door: Door, shutdown: Shutdown, reopen: Callable[[], None]
-    ) -> None:
+    def __init__(self, place: Place, shutdown: Shutdown, reopen: Callable[[], None]) -> None:
         """`shutdown` is requested by the parent, and by its end; `reopen` by the parent."""
+        self.place = place
         self._reopen = reopen
-        self.door = door  # through which the connections come
         self.changed = asyncio.Event()  # set at each message; the consumer clears it
         self.is_pinged = False  # until the consumer clears it
-        self.asked: set[Asked] = set()  # as well
-        self._socket = sock
+        self.asked: set[Question] = set()  # as well
+        self.withdrawn: set[Question] = set()  # as well
         self._shutdown = shutdown
         self._is_stopping = False
         self._trouble: Trouble | None = None
-        self._wholes: dict[Asked, asyncio.Future[Whole]] = {}
+        self._wholes: dict[Question, asyncio.Future[Whole]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._clock = MachineClock()
 
@@ -100,7 +115,7 @@ class ParentLink:
     async def listening(self) -> AsyncIterator[None]:
         """Read what the parent sends, while entered."""
         reader, self._writer = await asyncio.open_connection(
-            sock=self._socket, limit=MESSAGE_BYTES_MAX
+            sock=self.place.parent, limit=MESSAGE_BYTES_MAX
         )
         try:
             async with running_beside(self._read(reader)):
@@ -118,19 +133,35 @@ class ParentLink:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(message.line())
 
-    async def whole(self, asked: Asked, own: bytes = b"") -> Whole | None:
-        """Ask for all processes; None if the parent does not answer in time.
-
-        `own` is the answer of this process, if the parent has to know it.
-        """
-        whole = self._wholes.get(asked)
-        if whole is None or whole.done():
-            whole = self._wholes[asked] = asyncio.get_running_loop().create_future()
-            self.send(ToParent(collect=asked, answer=own))
-        done, _ = await asyncio.wait([whole], timeout=WHOLE_TIMEOUT_MS / 1_000)
-        if not done and self._wholes.get(asked) is whole:
-            del self._wholes[asked]
+    async def whole(self, question: Question) -> Whole | None:
+        """Ask for all processes; None if the parent does not answer in time."""
+        whole = self._wholes.get(question)
+        if whole is None:
+            whole = self._wholes[question] = asyncio.get_running_loop().create_future()
+            self.send(ToParent(collect=question))
+        timeout_ms = question.duration_ms + WHOLE_TIMEOUT_MS
+        try:
+            done, _ = await asyncio.wait([whole], timeout=timeout_ms / 1_000)
+        except asyncio.CancelledError:
+            if question.profile_id:
+                self._wholes.pop(question, None)
+                self.send(ToParent(withdraw=question))
+            raise
+        if not done and self._wholes.get(question) is whole:
+            del self._wholes[question]
         return done.pop().result() if done else None
+
+    async def others(self, question: Question) -> Mapping[int, bytes]:
+        """Return the answers of the other processes, by number; empty: it has not answered.
+
+        Raises `Overloaded` if the parent does not answer.
+        """
+        whole = _known(await self.whole(question))
+        return {
+            child.number: child.answer
+            for child in whole.children
+            if child.number != self.place.number
+        }
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         with suppress(ConnectionError):
@@ -148,14 +179,16 @@ class ParentLink:
             self._is_stopping = True
             self._shutdown.request()
         if message.whole is not None:
-            whole = self._wholes.get(message.whole.asked)
-            if whole is not None and not whole.done():
+            whole = self._wholes.pop(message.whole.question, None)
+            if whole is not None:
                 whole.set_result(message.whole)
         if message.is_ping:
             self._trouble = self._trouble_of(message.trouble)
         self.is_pinged |= message.is_ping
         if message.ask is not None:
             self.asked.add(message.ask)
+        if message.withdraw is not None:
+            self.withdrawn.add(message.withdraw)
         self.changed.set()
 
     def _trouble_of(self, told: ChildTrouble | None) -> Trouble | None:
@@ -163,6 +196,14 @@ class ParentLink:
             return None
         since_ms = self._clock.monotonic_ms() - told.duration_ms
         return Trouble(told.cause, told.problem, since_ms)
+
+
+def _known(whole: Whole | None) -> Whole:
+    """Raise `Overloaded` if the parent has not answered: without the others, sums would be less."""
+    if whole is None:
+        message = "the parent of this process does not answer: what others count is not known"
+        raise Overloaded(message, retry_after_ms=WHOLE_TIMEOUT_MS)
+    return whole
 
 
 class WholeMetrics:
@@ -182,16 +223,11 @@ class WholeMetrics:
             return (await self._sources.collect()).encode()
 
     async def collect(self) -> Metrics:
-        """Return the sums over all processes.
-
-        Raises `Overloaded` if the parent does not answer: without the others, sums would be less.
-        """
+        """Return the sums over all processes. Raises `Overloaded` if the parent does not answer."""
         async with self._collecting:
             own = await self.own()
-            whole = await self.link.whole(Asked.METRICS, own)
-        if whole is None:
-            message = "the parent of this process does not answer: its metrics are not known"
-            raise Overloaded(message, retry_after_ms=WHOLE_TIMEOUT_MS)
+            self.link.send(ToParent(answers=_METRICS, answer=own))
+            whole = _known(await self.link.whole(_METRICS))
         metrics = decode_metrics(whole.metrics)
         metrics.merge(decode_metrics(own))
         return metrics
@@ -200,20 +236,13 @@ class WholeMetrics:
 class SharedReader:
     """A reader that is one of several processes; its admin service answers for all of them."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        server: Server,
-        metrics: WholeMetrics,
-        sent: Mapping[RequestKind, int],
-    ) -> None:
-        """`sent` are the live counts of the requests of this process to the store."""
+    def __init__(self, reader: Reader, server: Server, metrics: WholeMetrics) -> None:
+        """`server` has the calls of this process, `metrics` those of all."""
         link = metrics.link
         self.admin = WholeAdmin(reader.admin, server, link, self.readiness)
         self._reader = reader
         self._link = link
         self._metrics = metrics
-        self._sent = sent
         self._clock = MachineClock()
 
     @property
@@ -258,7 +287,7 @@ class SharedReader:
         await self._reader.release(timeout_ms)
 
     async def _answer(self) -> None:
-        link = self._link
+        link, profiles = self._link, dict[Question, asyncio.Task[None]]()
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await link.changed.wait()
@@ -266,26 +295,40 @@ class SharedReader:
                 if link.is_pinged:
                     link.is_pinged = False
                     link.send(ToParent(pong=self._pong()))
-                while link.asked:
-                    tasks.create_task(self._tell(link.asked.pop()), name="tell the parent")
+                    self.admin.tell_stats()
+                profiles = {each: task for each, task in profiles.items() if not task.done()}
+                for question in profiles.keys() & link.withdrawn:
+                    profiles[question].cancel()
+                for question in link.asked - link.withdrawn:
+                    task = tasks.create_task(self._tell(question), name="tell the parent")
+                    if question.profile_id:
+                        profiles[question] = task
+                link.asked.clear()
+                link.withdrawn.clear()
 
-    async def _tell(self, asked: Asked) -> None:
+    async def _tell(self, question: Question) -> None:
         answer = b""
         with suppress(ShaleError):  # then it is missing from the whole
-            match asked:
+            match question.asked:
                 case Asked.STATUS:
                     answer = (await self.admin.own_status()).SerializeToString()
                 case Asked.METRICS:
                     answer = await self._metrics.own()
-        self._link.send(ToParent(answers=asked, answer=answer))
+                case Asked.STATS:
+                    self.admin.tell_stats()
+                    return
+                case Asked.SLOW_CALLS:
+                    answer = self.admin.own_slow_calls().SerializeToString()
+                case Asked.PROFILE:
+                    answer = await take_samples(question.duration_ms)
+        self._link.send(ToParent(answers=question, answer=answer))
 
     def _pong(self) -> Pong:
         told, trouble = None, self._reader.readiness().reads
         if trouble is not None:
             since_ms = int(max(0.0, self._clock.monotonic_ms() - trouble.since_ms))
             told = ChildTrouble(cause=trouble.cause, problem=trouble.problem, duration_ms=since_ms)
-        connections = self._link.door.connection_count
-        return Pong(trouble=told, sent=dict(self._sent), connections=connections)
+        return Pong(trouble=told, connections=self._link.place.door.connection_count)
 
 
 class WholeAdmin:
@@ -333,8 +376,35 @@ class WholeAdmin:
     def profile(
         self, request: admin_pb2.ProfileRequest, call: Call
     ) -> Answer[admin_pb2.ProfileReply]:
-        """Sample where this process spends its time; the others are not seen."""
-        return self._own.profile(request, call)
+        """Sample where all processes spend their time."""
+        del call  # cancelled when its client has gone
+        check_header(request.header)
+        others = OtherProcesses(self._link.place.number, self._sample_others)
+        return profile_reply(request, self.header, others)
+
+    async def _sample_others(self, duration_ms: int) -> Mapping[int, bytes]:
+        profile_id = uuid4().hex
+        return await self._link.others(
+            Question(asked=Asked.PROFILE, duration_ms=duration_ms, profile_id=profile_id)
+        )
+
+    def own_slow_calls(self) -> admin_pb2.ListSlowCallsReply:
+        """List the slow calls of this process."""
+        reply = admin_pb2.ListSlowCallsReply(header=self.header())
+        self._server.fill_slow_calls(reply)
+        return reply
+
+    async def list_slow_calls(
+        self, request: admin_pb2.ListSlowCallsRequest, call: Call
+    ) -> admin_pb2.ListSlowCallsReply:
+        """List the slow calls of the others; those of this process are left to `rpc`."""
+        reply = await _answered(self._own.list_slow_calls(request, call))
+        for number, answer in (await self._link.others(_SLOW_CALLS)).items():
+            if answer:
+                add_slow_calls(reply, admin_pb2.ListSlowCallsReply.FromString(answer).calls)
+            else:
+                reply.missing_processes.append(number)
+        return reply
 
     async def own_status(self) -> admin_pb2.StatusReply:
         """Describe this process, its calls included."""
@@ -345,14 +415,14 @@ class WholeAdmin:
     async def status(self, request: admin_pb2.StatusRequest, call: Call) -> admin_pb2.StatusReply:
         """Describe all processes; the calls of this one are left to `rpc`, which counts them."""
         reply = await _answered(self._own.status(request, call))
-        whole = await self._link.whole(Asked.STATUS)
+        whole = await self._link.whole(_STATUS)
         if whole is None:
             return reply
         reply.uptime_ms = whole.uptime_ms
         own = admin_pb2.StatusReply(header=reply.header, calls=self._server.calls())
         for child in whole.children:
             other = admin_pb2.StatusReply.FromString(child.answer) if child.answer else None
-            if child.pid == os.getpid():
+            if child.number == self._link.place.number:
                 reply.processes.append(_process(child, own))
                 continue
             reply.processes.append(_process(child, other))
@@ -361,18 +431,35 @@ class WholeAdmin:
         self._readiness().fill(reply, self._clock.monotonic_ms())
         return reply
 
+    def tell_stats(self) -> admin_pb2.StatsReply:
+        """Count the requests of this process, tell the parent, and return them.
+
+        Requests and what calls have cost are of one moment.
+        """
+        stats = self._own.store_use.reply(self.header())
+        self._server.fill_origins(stats)
+        self._link.send(ToParent(answers=_STATS, answer=stats.SerializeToString()))
+        return stats
+
     async def stats(self, request: admin_pb2.StatsRequest, call: Call) -> admin_pb2.StatsReply:
-        """Count the requests of all processes, as far as their parent knows them."""
+        """Count the requests of all processes, and of those before them.
+
+        Raises `Overloaded` if the parent does not answer.
+        """
         reply = await _answered(self._own.stats(request, call))
-        whole = await self._link.whole(Asked.STATUS)
-        if whole is not None:
-            now_ms = self._clock.monotonic_ms()
-            uses = (
-                ProcessUse("reader", now_ms - child.began_ms, child.sent)
-                for child in whole.children
-            )
-            del reply.processes[:]
-            reply.processes.extend(process_requests(use, now_ms) for use in uses)
+        own = self.tell_stats()
+        whole = _known(await self._link.whole(_STATS))
+        del reply.processes[:]
+        origins = list[admin_pb2.OriginCost]()
+        for child in whole.children:
+            counted = admin_pb2.StatsReply.FromString(child.answer)
+            if child.number == self._link.place.number:
+                add_statistics(counted, own)
+            reply.processes.add(role=ROLE, uptime_ms=child.began_ms)
+            for process in counted.processes:
+                reply.processes[-1].requests.extend(process.requests)
+            origins += counted.origins
+        add_origins(reply, origins)
         return reply
 
 
@@ -396,11 +483,11 @@ async def _answered(answer: Answer[ReplyT]) -> ReplyT:
 async def read_database(
     settings: ReaderConfig,
     announce: Callable[[str], None],
-    parent: tuple[socket.socket, Door] | None = None,
+    place: Place | None = None,
 ) -> None:
     """Serve reads until a signal requests a stop; `announce` is called with HOST:PORT.
 
-    With `parent` this is one of several processes: connections come through the door.
+    With `place` this is one of several processes: connections come through its door.
 
     Raises:
         OSError: EADDRINUSE, when another process listens on the address.
@@ -409,9 +496,9 @@ async def read_database(
     sources = sources_of(ROLE)
     with StopRequest() as stop, open_audit_log(settings.access, "reader") as audit:
         link = None
-        if parent is not None:
-            link = ParentLink(*parent, stop, _nothing if audit is None else audit.file.reopen)
-        door = None if link is None else link.door
+        if place is not None:
+            link = ParentLink(place, stop, _nothing if audit is None else audit.file.reopen)
+        door, number = (None, 0) if place is None else (place.door, place.number)
         shared = None if link is None else WholeMetrics(sources, link)
         async with (
             nullcontext() if link is None else link.listening(),
@@ -424,9 +511,9 @@ async def read_database(
             bound(
                 settings,
                 sources,
-                lambda: bind(settings, runtime, access.guard, door, tracer, costs),
+                lambda: bind(settings, runtime, access.guard, door, tracer, costs, number),
                 access,
-                None if shared is None else (shared.link.door, shared),
+                None if shared is None else (shared.link.place.door, shared),
             ) as server,
         ):
             _log.info("opening", url=store.url)
@@ -436,7 +523,7 @@ async def read_database(
                 return
             role: Reader | SharedReader = reader
             if shared is not None:
-                role = SharedReader(reader, server, shared, store.sent.by_kind)
+                role = SharedReader(reader, server, shared)
             await start_serving(role, server, announce, audit)
             if link is not None:
                 link.send(ToParent(is_serving=True))
@@ -471,7 +558,7 @@ def main() -> None:
         sys.exit(SIGNALLED + STOP_SIGNALS[0])  # the parent has ended
 
     async def serve(settings: ReaderConfig, _announce: Callable[[str], None]) -> None:
-        await read_database(settings, _ignore, (parent, door))
+        await read_database(settings, _ignore, Place(begin.number, parent, door))
 
     sys.exit(run_server(begin.settings, serve, _ignore, process=begin.number))
 

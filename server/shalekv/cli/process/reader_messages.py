@@ -7,12 +7,15 @@ through another socket, whose number is the argument of the process.
       begin: number, settings ----------------------->  opens the database
       <------------------------------------- serving    answers connections
       ping: trouble of the others ------------------->  every second
-      <------- pong: own trouble, requests, connections
+      <----------------- pong: own trouble, connections
+      <------------------------------ answer to "stats"  so that it survives this process
       <-------------------------------------- ending    gets no more connections
-      <--------------- collect, own metrics if of those  somebody asks for a part of all
+      <---------------------------------------- collect  somebody asks for a part of all
       whole: all processes, answers of the others --->
       ask ------------------------------------------->  somebody asks another process
       <---------------------------------------- answer
+      <-------------------------------------- withdraw  who has asked for a profile has gone
+      withdraw -------------------------------------->  ends it
       reopen ---------------------------------------->  opens the audit log again
       stop ------------------------------------------>  drains, and ends
       the end of the socket ------------------------->  the parent has ended: the same;
@@ -23,10 +26,9 @@ from __future__ import annotations
 
 import enum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from shalekv.settings import ReaderConfig
-from shalekv.store.api import RequestKind
 
 MESSAGE_BYTES_MAX = 64 << 20  # a status of 1,000 snapshots takes 100 KB
 
@@ -44,6 +46,17 @@ class Asked(enum.StrEnum):
 
     STATUS = "status"  # `admin_pb2.StatusReply`
     METRICS = "metrics"  # `Metrics.encode`
+    STATS = "stats"  # `admin_pb2.StatsReply`
+    SLOW_CALLS = "slow_calls"  # `admin_pb2.ListSlowCallsReply`
+    PROFILE = "profile"  # `telemetry.profile.take_samples`
+
+
+class Question(_Message):
+    """What is asked. Those who ask an equal question at the same time get the same answer."""
+
+    asked: Asked
+    duration_ms: int = 0  # of a profile
+    profile_id: str = ""  # of a profile: it has no equal
 
 
 class ChildTrouble(_Message):
@@ -70,14 +83,14 @@ class ChildState(_Message):
     uptime_ms: int
     replacements: int
     began_ms: int  # since the first process with this number was started
-    sent: dict[RequestKind, int]  # by all processes with this number
-    answer: bytes = b""  # empty: of the process that asks, or no answer
+    # Empty: of the process that asks, or no answer. Statistics are those of all with this number.
+    answer: bytes = b""
 
 
 class Whole(_Message):
     """All processes; empty at a parent that is stopping."""
 
-    asked: Asked
+    question: Question
     uptime_ms: int = 0
     children: tuple[ChildState, ...] = ()
     metrics: bytes = b""  # in place of them: the sum over all but the process that asks
@@ -89,7 +102,8 @@ class ToChild(_Message):
     begin: Begin | None = None
     is_ping: bool = False
     trouble: ChildTrouble | None = None  # with a ping: of another process
-    ask: Asked | None = None
+    ask: Question | None = None
+    withdraw: Question | None = None
     is_reopen: bool = False
     whole: Whole | None = None
     is_stop: bool = False
@@ -99,7 +113,6 @@ class Pong(_Message):
     """The answer to a ping."""
 
     trouble: ChildTrouble | None = None
-    sent: dict[RequestKind, int] = Field(default_factory=dict)
     connections: int = 0
 
 
@@ -109,6 +122,7 @@ class ToParent(_Message):
     is_serving: bool = False
     is_ending: bool = False
     pong: Pong | None = None
-    collect: Asked | None = None
-    answers: Asked | None = None
-    answer: bytes = b""  # with `answers`; empty: it cannot say. With `collect`: its own metrics
+    collect: Question | None = None
+    withdraw: Question | None = None
+    answers: Question | None = None  # also without having been asked
+    answer: bytes = b""  # with `answers`; empty: it cannot say

@@ -22,7 +22,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from random import SystemRandom
 
@@ -38,6 +38,7 @@ from shalekv.cli.process.reader_messages import (
     Begin,
     ChildState,
     ChildTrouble,
+    Question,
     ToChild,
     ToParent,
     Whole,
@@ -54,9 +55,9 @@ from shalekv.rpc.native_server import (
     bind,
     release,
 )
+from shalekv.server.replies.whole_costs import add_statistics, add_unended
 from shalekv.settings import ReaderConfig
 from shalekv.settings.budget import memory_budget
-from shalekv.store.api import RequestKind
 from shalekv.telemetry.metrics import Metrics, decode_metrics
 from shalekv.telemetry.process_use import add_process_use
 from shalekv.v1 import admin_pb2
@@ -87,12 +88,12 @@ class _Child:
         self.connections = 0  # as it has told, and those that were handed over since
         self.serving_ms: float | None = None  # since when; None: it does not serve yet
         self.trouble: ChildTrouble | None = None
-        self.sent: Mapping[RequestKind, int] = {}
+        self.stats = admin_pb2.StatsReply()  # the last that it has told
         self.metrics = Metrics()  # the last that somebody has asked for
         self.unanswered = 0  # pings
         self._door = door
         self._writer = writer
-        self._answers: dict[Asked, asyncio.Future[bytes]] = {}
+        self._answers: dict[Question, asyncio.Future[bytes]] = {}
 
     @property
     def is_silent(self) -> bool:
@@ -128,13 +129,16 @@ class _Child:
         self.connections += kind == CONNECTION
         return True
 
-    async def ask(self, asked: Asked) -> bytes:
+    async def ask(self, question: Question) -> bytes:
         """Ask it for something; empty if it does not answer in time."""
-        answer = self._answers.get(asked)
-        if answer is None or answer.done():
-            answer = self._answers[asked] = asyncio.get_running_loop().create_future()
-            self.send(ToChild(ask=asked))
-        done, _ = await asyncio.wait([answer], timeout=ANSWER_TIMEOUT_MS / 1_000)
+        answer = self._answers.get(question)
+        if answer is None:
+            answer = self._answers[question] = asyncio.get_running_loop().create_future()
+            self.send(ToChild(ask=question))
+        timeout_ms = question.duration_ms + ANSWER_TIMEOUT_MS
+        done, _ = await asyncio.wait([answer], timeout=timeout_ms / 1_000)
+        if not done and question.profile_id:  # nobody asks it again
+            self._answers.pop(question, None)
         return done.pop().result() if done else b""
 
     def receive(self, message: ToParent, now_ms: float) -> None:
@@ -146,14 +150,19 @@ class _Child:
             self.serving_ms = None
         if message.pong is not None:
             self.unanswered = 0
-            self.trouble, self.sent = message.pong.trouble, message.pong.sent
+            self.trouble = message.pong.trouble
             self.connections = message.pong.connections
         if message.answers is not None:
-            answer = self._answers.get(message.answers)
-            if answer is not None and not answer.done():
-                answer.set_result(message.answer)
-        if message.answer and Asked.METRICS in {message.answers, message.collect}:
-            self.metrics = decode_metrics(message.answer)
+            self._receive_answer(message.answers, message.answer)
+
+    def _receive_answer(self, question: Question, answer: bytes) -> None:
+        waiting = self._answers.pop(question, None)
+        if waiting is not None:
+            waiting.set_result(answer)
+        if answer and question.asked is Asked.METRICS:
+            self.metrics = decode_metrics(answer)
+        if answer and question.asked is Asked.STATS:
+            self.stats = admin_pb2.StatsReply.FromString(answer)
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -175,14 +184,14 @@ class _Place:
         self.replacements = 0
         self.starts = self.crashes = 0
         self.child: _Child | None = None
-        self._sent = dict.fromkeys(RequestKind, 0)
-        self._metrics = Metrics()  # what those that have ended have counted
+        # What those that have ended have counted.
+        self._stats = admin_pb2.StatsReply()
+        self._metrics = Metrics()
 
     def state(self, now_ms: float, answer: bytes = b"") -> ChildState:
         """Describe it."""
         child = self.child
         serving_ms = child.serving_ms if child is not None else None
-        sent = child.sent if child is not None else {}
         return ChildState(
             number=self.number,
             state=_State.STATE_ENDED if child is None else child.state,
@@ -190,7 +199,6 @@ class _Place:
             uptime_ms=0 if serving_ms is None else int(now_ms - serving_ms),
             replacements=self.replacements,
             began_ms=int(now_ms - self.began_ms),
-            sent={kind: count + sent.get(kind, 0) for kind, count in self._sent.items()},
             answer=answer,
         )
 
@@ -209,6 +217,17 @@ class _Place:
         metrics.add("child_starts", self.starts, name)
         metrics.add("child_crashes", self.crashes, name)
 
+    def stats(self, asking: _Child) -> bytes:
+        """Add up what its processes have told, but for the one that asks.
+
+        One that does not answer has told its own with each pong: nothing is missing.
+        """
+        stats = admin_pb2.StatsReply()
+        stats.CopyFrom(self._stats)
+        if self.child is not None and self.child is not asking:
+            add_statistics(stats, self.child.stats)
+        return stats.SerializeToString()
+
     def trouble(self) -> ChildTrouble | None:
         """Why reads fail at this process; None: they don't, or it has no connections."""
         child = self.child
@@ -223,8 +242,8 @@ class _Place:
     def end(self) -> None:
         """The process has ended."""
         if self.child is not None:
-            for kind, count in self.child.sent.items():
-                self._sent[kind] += count
+            add_statistics(self._stats, self.child.stats)
+            add_unended(self._stats)
             self._metrics.merge(self.child.metrics.cumulative())
             self.child.close()
         self.child = None
@@ -392,7 +411,7 @@ class ReaderParent:
         place.starts += 1
         child.send(ToChild(begin=Begin(number=place.number, settings=self._settings)))
         async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(self._read(place, child, reader, tasks))
+            reading = tasks.create_task(self._read(place, child, reader))
             ending = tasks.create_task(self._end(child))
             code = await process.wait()
             reading.cancel()
@@ -413,26 +432,37 @@ class ReaderParent:
         else:
             self._serving.clear()
 
-    async def _read(
-        self, place: _Place, child: _Child, reader: asyncio.StreamReader, tasks: asyncio.TaskGroup
-    ) -> None:
-        with suppress(ConnectionError):
-            while (line := await reader.readline()).endswith(b"\n"):
-                message = ToParent.model_validate_json(line)
-                child.receive(message, self._clock.monotonic_ms())
-                if message.is_serving:
-                    _log.info("process serves", process=place.number, pid=child.process.pid)
-                self._note_serving()
-                if message.collect is not None:
-                    telling = self._tell(child, message.collect)
-                    tasks.create_task(telling, name="tell of all processes")
+    async def _read(self, place: _Place, child: _Child, reader: asyncio.StreamReader) -> None:
+        telling: dict[Question, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            with suppress(ConnectionError):
+                while (line := await reader.readline()).endswith(b"\n"):
+                    message = ToParent.model_validate_json(line)
+                    child.receive(message, self._clock.monotonic_ms())
+                    if message.is_serving:
+                        _log.info("process serves", process=place.number, pid=child.process.pid)
+                    self._note_serving()
+                    telling = {each: task for each, task in telling.items() if not task.done()}
+                    if message.collect is not None:
+                        task = tasks.create_task(self._tell(child, message.collect))
+                        telling[message.collect] = task
+                    if message.withdraw in telling:
+                        telling[message.withdraw].cancel()
 
-    async def _tell(self, asking: _Child, asked: Asked) -> None:
-        """Send the states and the answers of all processes to the one that asks."""
+    async def _tell(self, asking: _Child, question: Question) -> None:
+        """Send the states and the answers of all processes to the one that asks.
+
+        If it is cancelled, the others do not go on with a profile.
+        """
         children = [place.child for place in self._places]
-        answers = await asyncio.gather(
-            *(_answer(child if child is not asking else None, asked) for child in children)
-        )
+        others = [child if child is not asking else None for child in children]
+        try:
+            answers = await asyncio.gather(*(_answer(child, question) for child in others))
+        except asyncio.CancelledError:
+            for child in filter(None, others) if question.profile_id else ():
+                child.send(ToChild(withdraw=question))
+            raise
+        asked = question.asked
         now_ms = self._clock.monotonic_ms()
         answered = [*zip(self._places, answers, strict=True)]
         if asked is Asked.METRICS:
@@ -440,11 +470,15 @@ class ReaderParent:
             add_process_use(metrics, ROLE)
             for place, answer in answered:
                 place.fill(metrics, asking, has_answered=bool(answer))
-            asking.send(ToChild(whole=Whole(asked=asked, metrics=metrics.encode())))
+            whole = Whole(question=question, metrics=metrics.encode())
+            asking.send(ToChild(whole=whole))
             return
+        if asked is Asked.STATS:
+            answered = [(place, place.stats(asking)) for place in self._places]
         states = tuple(place.state(now_ms, answer) for place, answer in answered)
         uptime_ms = int(now_ms - self._began_ms)
-        asking.send(ToChild(whole=Whole(asked=asked, uptime_ms=uptime_ms, children=states)))
+        whole = Whole(question=question, uptime_ms=uptime_ms, children=states)
+        asking.send(ToChild(whole=whole))
 
     async def _end(self, child: _Child) -> None:
         """End a process when a stop is requested."""
@@ -466,7 +500,7 @@ def _worth(child: _Child) -> tuple[bool, bool, int]:
     return child.is_silent, child.serving_ms is None, child.connections
 
 
-async def _answer(child: _Child | None, asked: Asked) -> bytes:
+async def _answer(child: _Child | None, question: Question) -> bytes:
     if child is None or child.state != _State.STATE_SERVING:
         return b""
-    return await child.ask(asked)
+    return await child.ask(question)

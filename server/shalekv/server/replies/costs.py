@@ -28,6 +28,7 @@ _KINDS: Mapping[str, admin_pb2.RequestKind.ValueType] = MappingProxyType(
         RequestKind.RECORD_READ: admin_pb2.REQUEST_KIND_RECORD_READ,
     }
 )
+_NAMES: Mapping[int, str] = MappingProxyType({number: kind for kind, number in _KINDS.items()})
 
 
 def request_counts(
@@ -83,19 +84,25 @@ def cost_field(cost: kv_pb2.Cost) -> bytes:
     return HEADER_TAG + varint(len(header)) + header
 
 
+def counts_by_kind(requests: Iterable[admin_pb2.RequestCount]) -> Counter[str]:
+    """Convert back what `request_counts` has made."""
+    return Counter({_NAMES[each.kind]: each.requests for each in requests})
+
+
 def fill_origins(reply: admin_pb2.StatsReply, costs: Costs, calls: Mapping[str, int]) -> None:
     """Add what all calls have cost. `calls` are all that were made, by method."""
-    _add(reply, costs.prices, _Dimension.DIMENSION_METHOD, costs.methods(calls))
-    _add(reply, costs.prices, _Dimension.DIMENSION_PRINCIPAL, costs.principals())
-    _add(reply, costs.prices, _Dimension.DIMENSION_PREFIX, costs.prefixes())
+    add_charges(reply, costs.prices, _Dimension.DIMENSION_METHOD, costs.methods(calls))
+    add_charges(reply, costs.prices, _Dimension.DIMENSION_PRINCIPAL, costs.principals())
+    add_charges(reply, costs.prices, _Dimension.DIMENSION_PREFIX, costs.prefixes())
 
 
-def _add(
+def add_charges(
     reply: admin_pb2.StatsReply,
     prices: PriceList,
     dimension: _Dimension.ValueType,
     origins: Iterable[Charges],
 ) -> None:
+    """Add the origins of a dimension."""
     for name, calls, sent in origins:
         reply.origins.add(
             dimension=dimension,
