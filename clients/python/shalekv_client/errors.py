@@ -103,6 +103,10 @@ class ShaleKVError(Exception):
         """
         return type(self)(self.details.named(request_id, trace_id))
 
+    def unnamed(self) -> Self:
+        """Return the same error as a new object without names: it is that of several calls."""
+        return type(self)(replace(self.details, request_id="", trace_id=""))
+
     @property
     def code(self) -> str:
         """The name of the gRPC status code, such as ``UNAVAILABLE``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
@@ -282,8 +282,7 @@ class SessionStream:
             return reason
         if self.is_waiting or not self._refused:
             return None
-        first = next(iter(self._refused.values()))
-        return Unauthenticated(replace(first.details, request_id="", trace_id=""))  # of all of them
+        return next(iter(self._refused.values())).unnamed()  # that of all of them
 
     def has_begun_none(self, reason: ShaleKVError) -> bool:
         """Return whether the server has begun none of the unanswered operations.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 
@@ -18,8 +19,10 @@ from shalekv_client import (
     NoWriter,
     RetryPolicy,
     SessionToken,
+    ShaleKVError,
     Unauthenticated,
     WrongDatabase,
+    request_id_of_calls,
 )
 from shalekv_client import Stopping as ClientStopping
 from shalekv_client.routing.fleet import Routing
@@ -249,6 +252,33 @@ async def test_session_without_a_writer_fails_as_not_applied() -> None:
             put = session.put(b"k", b"v")
         with pytest.raises(NoWriter):
             put.result()
+
+
+@together
+async def test_each_call_has_its_own_name_in_the_error_of_a_search(*, coalesce: bool) -> None:
+    """All calls share one search, which tells servers none of their names."""
+
+    async def put(client: Client, name: str, timeout_ms: int) -> ShaleKVError:
+        with (
+            request_id_of_calls(name) if name else nullcontext(),
+            pytest.raises(ShaleKVError) as failed,
+        ):
+            await client.put(b"k", b"v", timeout_ms=timeout_ms)
+        return failed.value
+
+    names = ("a1", "a2", "")
+    async with guarded() as refusing_server, cluster(readers=1) as running:
+        (reader,) = running.readers
+        reader.state.writer_address = refusing_server.address  # so the search ends soon
+        both = [refusing_server.address, reader.address]
+        async with Client(both, access_token=WRONG, coalesce=coalesce) as client:
+            found = await asyncio.gather(*(put(client, name, 3_600_000) for name in names))
+        assert {type(error) for error in found} == {Unauthenticated}
+        reader.state.writer_address = ""
+        async with Client(reader.address, coalesce=coalesce) as client:
+            found += await asyncio.gather(*(put(client, name, 200) for name in names))
+    assert {type(error) for error in found[len(names) :]} == {NoWriter}
+    assert [error.details.request_id for error in found] == [*names, *names]
 
 
 @together

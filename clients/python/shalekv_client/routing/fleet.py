@@ -52,7 +52,7 @@ from shalekv_client.errors import (
 from shalekv_client.operations import ADMIN, GET, Method, attempt
 from shalekv_client.policies import Destination, ReadPolicy, Role
 from shalekv_client.routing.addresses import is_address
-from shalekv_client.routing.call_names import metadata_here
+from shalekv_client.routing.call_names import REQUEST_ID_HERE, metadata_here
 from shalekv_client.routing.endpoints import Endpoint, Endpoints
 from shalekv_client.routing.retry import (
     CallState,
@@ -66,6 +66,7 @@ from shalekv_client.routing.servers import ConnectionOptions, Server, Servers
 from shalekv_client.routing.spans import begin_span
 from shalekv_client.routing.tokens import Freshness
 from shalekv_client.routing.writer_search import WriterSearch
+from shalekv_wire.status import Metadata
 
 if TYPE_CHECKING:
     from shalekv.v1 import admin_pb2
@@ -77,6 +78,7 @@ ReplyT = TypeVar("ReplyT", bound=Message)
 ResultT = TypeVar("ResultT")
 
 PROBE_MS = 1_000  # the timeout of a question for a server's role
+UNNAMED: Metadata = ()  # of such a question, which may be asked for several calls
 READ_SEARCH_MS = 500.0  # the search for the writer by a read that no reader answers, each round
 
 
@@ -99,12 +101,14 @@ class Routing:
                 raise ValueError(f"{name} must be positive, not {value}")
 
 
-async def ask_status(channel: Channel, timeout_ms: float) -> admin_pb2.StatusReply:
-    """Ask the server of `channel` for its status. Raises the errors of `shalekv_client.errors`."""
+async def ask_status(
+    channel: Channel, timeout_ms: float, metadata: Metadata | None = None
+) -> admin_pb2.StatusReply:
+    """Ask the server of `channel` for its status. Raises as `attempt`; `metadata` is as there."""
     from shalekv.v1 import admin_pb2
 
     method = Method(f"/{ADMIN}/Status", admin_pb2.StatusRequest, admin_pb2.StatusReply)
-    return await attempt(channel, method, admin_pb2.StatusRequest(), timeout_ms)
+    return await attempt(channel, method, admin_pb2.StatusRequest(), timeout_ms, metadata)
 
 
 async def first_answer(
@@ -490,6 +494,8 @@ class Fleet:
 
     def _raise_final(self, state: CallState, error: ShaleKVError) -> NoReturn:
         final, cause = state.final(error)
+        # Also what no server has told, such as that none is the writer.
+        final.details = final.details.named(REQUEST_ID_HERE.get(), "")
         if cause is None:
             raise final
         raise final from cause
@@ -545,7 +551,7 @@ class Fleet:
             header = kv_pb2.RequestHeader(max_staleness_ms=1)
             with suppress(ShaleKVError):
                 newest = kv_pb2.GetRequest(header=header, key=b"\0")
-                await attempt(server.channel, GET.method, newest, PROBE_MS)
+                await attempt(server.channel, GET.method, newest, PROBE_MS, UNNAMED)
         reply = await self._status_of(server)
         server.note_header(reply.header)
         endpoint.seq = reply.header.seq
@@ -555,11 +561,11 @@ class Fleet:
     async def _status_of(self, server: Server) -> admin_pb2.StatusReply:
         number = self.token_number
         try:
-            return await ask_status(server.channel, PROBE_MS)
+            return await ask_status(server.channel, PROBE_MS, UNNAMED)
         except Unauthenticated:
             if not await self.renewed(number, PROBE_MS):
                 raise
-        return await ask_status(server.channel, PROBE_MS)
+        return await ask_status(server.channel, PROBE_MS, UNNAMED)
 
     def _no_writer(self) -> NoWriter:
         addresses = ", ".join(endpoint.address for endpoint in self.endpoints)

@@ -87,7 +87,7 @@ class WriterSearch:
         if self._endpoints.writer is None:
             for error in (self._wrong, *(each.error for each in self._refusals.values())):
                 if error is not None:
-                    raise error.again()
+                    raise error.unnamed()
         return self._endpoints.writer
 
     async def aclose(self) -> None:
