@@ -79,7 +79,7 @@ _State = admin_pb2.ProcessStatus.State
 _log = structlog.get_logger(__name__)
 
 
-class _Child:
+class Child:
     """One process, from its start to its end."""
 
     def __init__(self, process: Process, writer: asyncio.StreamWriter, door: socket.socket) -> None:
@@ -130,15 +130,17 @@ class _Child:
         return True
 
     async def ask(self, question: Question) -> bytes:
-        """Ask it for something; empty if it does not answer in time."""
+        """Ask it for something; empty if it does not answer in time, or ends before."""
         answer = self._answers.get(question)
         if answer is None:
             answer = self._answers[question] = asyncio.get_running_loop().create_future()
             self.send(ToChild(ask=question))
         timeout_ms = question.duration_ms + ANSWER_TIMEOUT_MS
-        done, _ = await asyncio.wait([answer], timeout=timeout_ms / 1_000)
-        if not done and question.profile_id:  # nobody asks it again
-            self._answers.pop(question, None)
+        try:
+            done, _ = await asyncio.wait([answer], timeout=timeout_ms / 1_000)
+        finally:
+            if question.profile_id:  # nobody asks it again, also if it is withdrawn
+                self._answers.pop(question, None)
         return done.pop().result() if done else b""
 
     def receive(self, message: ToParent, now_ms: float) -> None:
@@ -170,12 +172,15 @@ class _Child:
             self.process.kill()
 
     def close(self) -> None:
-        """Close the sockets, at its end."""
+        """Close the sockets, at its end; what it was asked has no answer."""
         self._writer.close()
         self._door.close()
+        for answer in self._answers.values():
+            answer.set_result(b"")
+        self._answers.clear()
 
 
-class _Place:
+class ChildPlace:
     """One of the numbers of processes: the process that has it, and what those before it did."""
 
     def __init__(self, number: int, now_ms: float) -> None:
@@ -183,7 +188,7 @@ class _Place:
         self.began_ms = now_ms
         self.replacements = 0
         self.starts = self.crashes = 0
-        self.child: _Child | None = None
+        self.child: Child | None = None
         # What those that have ended have counted.
         self._stats = admin_pb2.StatsReply()
         self._metrics = Metrics()
@@ -202,7 +207,7 @@ class _Place:
             answer=answer,
         )
 
-    def fill(self, metrics: Metrics, asking: _Child, *, has_answered: bool) -> None:
+    def fill(self, metrics: Metrics, asking: Child, *, has_answered: bool) -> None:
         """Add what its processes have told, but for the one that asks.
 
         Of one that has not answered, and of those that have ended, that is what they have counted:
@@ -217,7 +222,7 @@ class _Place:
         metrics.add("child_starts", self.starts, name)
         metrics.add("child_crashes", self.crashes, name)
 
-    def stats(self, asking: _Child) -> bytes:
+    def stats(self, asking: Child) -> bytes:
         """Add up what its processes have told, but for the one that asks.
 
         One that does not answer has told its own with each pong: nothing is missing.
@@ -260,7 +265,7 @@ class ReaderParent:
         self._clock = MachineClock()
         self._began_ms = self._clock.monotonic_ms()
         count = settings.reader.processes
-        self._places = [_Place(number, self._began_ms) for number in range(1, count + 1)]
+        self._places = [ChildPlace(number, self._began_ms) for number in range(1, count + 1)]
         self._stop = StopRequest()
         self._serving = asyncio.Event()  # a process serves now
         self._served = asyncio.Event()  # all have served
@@ -364,7 +369,7 @@ class ReaderParent:
                     others = (each.trouble() for each in self._places if each is not place)
                     place.child.ping(next(filter(None, others), None))
 
-    async def _supervise(self, place: _Place) -> None:
+    async def _supervise(self, place: ChildPlace) -> None:
         """Keep a process running until the stop."""
         restarts = RestartDelay(SystemRandom())
         while not self._stop.requested.is_set():
@@ -384,7 +389,7 @@ class ReaderParent:
             log.warning("process has ended", restart_ms=round(delay_ms))
             await self._wait_ms(delay_ms)
 
-    async def _run(self, place: _Place) -> int:
+    async def _run(self, place: ChildPlace) -> int:
         """Start a process, and wait for its end. Returns its exit code; below 0: a signal."""
         (ours, theirs), (door, their_door) = socket.socketpair(), socket.socketpair(*DOOR)
         door.settimeout(0)
@@ -407,7 +412,7 @@ class ReaderParent:
             _log.error("process cannot start", process=place.number, problem=str(error))
             return -signal.SIGKILL
         _log.info("process started", process=place.number, pid=process.pid)
-        child = place.child = _Child(process, writer, door)
+        child = place.child = Child(process, writer, door)
         place.starts += 1
         child.send(ToChild(begin=Begin(number=place.number, settings=self._settings)))
         async with asyncio.TaskGroup() as tasks:
@@ -432,7 +437,7 @@ class ReaderParent:
         else:
             self._serving.clear()
 
-    async def _read(self, place: _Place, child: _Child, reader: asyncio.StreamReader) -> None:
+    async def _read(self, place: ChildPlace, child: Child, reader: asyncio.StreamReader) -> None:
         telling: dict[Question, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
             with suppress(ConnectionError):
@@ -449,7 +454,7 @@ class ReaderParent:
                     if message.withdraw in telling:
                         telling[message.withdraw].cancel()
 
-    async def _tell(self, asking: _Child, question: Question) -> None:
+    async def _tell(self, asking: Child, question: Question) -> None:
         """Send the states and the answers of all processes to the one that asks.
 
         If it is cancelled, the others do not go on with a profile.
@@ -480,7 +485,7 @@ class ReaderParent:
         whole = Whole(question=question, uptime_ms=uptime_ms, children=states)
         asking.send(ToChild(whole=whole))
 
-    async def _end(self, child: _Child) -> None:
+    async def _end(self, child: Child) -> None:
         """End a process when a stop is requested."""
         await self._stop.requested.wait()
         child.send(ToChild(is_stop=True))
@@ -495,12 +500,12 @@ class ReaderParent:
                 await self._stop.requested.wait()
 
 
-def _worth(child: _Child) -> tuple[bool, bool, int]:
+def _worth(child: Child) -> tuple[bool, bool, int]:
     """Order processes by their chance to answer, the best first, and by their connections."""
     return child.is_silent, child.serving_ms is None, child.connections
 
 
-async def _answer(child: _Child | None, question: Question) -> bytes:
+async def _answer(child: Child | None, question: Question) -> bytes:
     if child is None or child.state != _State.STATE_SERVING:
         return b""
     return await child.ask(question)
