@@ -47,6 +47,7 @@ class Collector:
 
     url: str = ""
     spans: list[Collected] = field(default_factory=list)
+    messages: list[trace_pb2.Span] = field(default_factory=list)  # the spans as they were sent
     headers: list[Mapping[str, str]] = field(default_factory=list)  # of all requests
     statuses: list[int] = field(default_factory=list)  # with which the next requests are refused
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -78,6 +79,7 @@ class Collector:
             for group in message.resource_spans:
                 resource = _values(group.resource.attributes)
                 for scope in group.scope_spans:
+                    self.messages += scope.spans
                     self.spans += [_collected(span, resource) for span in scope.spans]
             self.changed.notify_all()
         body = ExportTraceServiceResponse().SerializeToString()

@@ -2,7 +2,7 @@
 
 A call that is answered at once, or waits for its commit alone, has no activity. One that needs a
 task has one, which is `CURRENT` in the context of that task. A call that is traced has one from its
-beginning, and is then answered in a context of its own.
+beginning, which is `CURRENT` also while the call is answered at once.
 """
 
 from __future__ import annotations

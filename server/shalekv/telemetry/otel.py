@@ -50,7 +50,7 @@ _Child: TypeAlias = tuple[str, "Span.SpanKind.ValueType", int, int, Sequence[Key
 class _Recorded:
     """Something with a span: its name for others, and at its end all that is known of it."""
 
-    __slots__ = ("activity", "ended_ns", "links", "name", "span_id", "trace_id")
+    __slots__ = ("activity", "ended_ns", "links", "name", "request_count", "span_id", "trace_id")
 
     def __init__(self, name: str, activity: Any, trace_id: str, span_id: int) -> None:
         self.name = name
@@ -59,6 +59,7 @@ class _Recorded:
         self.span_id = span_id
         self.links: list[_Recorded] = []
         self.ended_ns = 0  # 0: it has not ended
+        self.request_count = 0  # of the activity at the end; loads that others wait for go on
 
     def add_to(self, spans: Spans, offset_ns: int, *, new_id: Callable[[], int]) -> None:
         """Add its span, and those of what belongs to it alone.
@@ -93,7 +94,11 @@ class _Recorded:
                 attributes=attributes,
                 flags=_OF_HERE,
             )
-        self.activity, self.links = None, []  # which refer to this: others need its name alone
+        self.forget()
+
+    def forget(self) -> None:
+        """Keep the name alone, for those that link to it: all else refers to this."""
+        self.activity, self.links = None, []
 
     @property
     def began_ns(self) -> int:
@@ -107,10 +112,11 @@ class _Recorded:
 
     def children(self) -> Iterator[_Child]:
         """Yield the spans of its store requests."""
-        for request in self.activity.requests:
-            # Some may go on: they belong to several activities.
-            has_ended = 0 < request.ended_ns <= self.ended_ns
-            ended_ns = request.ended_ns if has_ended else max(self.ended_ns, request.began_ns)
+        for request in self.activity.requests[: self.request_count]:
+            ended_ns = request.ended_ns  # read once: the loop may try the request again
+            has_ended = 0 < ended_ns <= self.ended_ns
+            if not has_ended:
+                ended_ns = max(self.ended_ns, request.began_ns)
             attributes = _attributes_of_request(request, has_ended=has_ended)
             yield _name_of(request), _CLIENT, request.began_ns, ended_ns, attributes
 
@@ -197,8 +203,7 @@ class _RecordedJob(_Recorded):
     def describe(self, span: Span) -> None:
         """Add what the job has told, and how many requests it has sent."""
         super().describe(span)
-        sent = {f"shalekv.store.sent.{kind}": count for kind, count in self.activity.sent.items()}
-        span.attributes.extend(_pair(*each) for each in {**self.attributes, **sent}.items())
+        span.attributes.extend(_pair(*each) for each in self.attributes.items())
         _fail(span, self.problem)
 
 
@@ -278,7 +283,9 @@ class OtelTracer:
     def end_job(self, activity: Activity, attributes: Attributes, problem: str = "") -> None:
         """Record a job, and its first store requests."""
         job: _RecordedJob = activity.span
-        job.attributes, job.problem, job.ended_ns = attributes, problem, self._now_ns()
+        # Now, since loads that others wait for go on.
+        sent = {f"shalekv.store.sent.{kind}": count for kind, count in activity.sent.items()}
+        job.attributes, job.problem, job.ended_ns = {**attributes, **sent}, problem, self._now_ns()
         self._record(job, 1)
 
     def _joined(self, activity: CommitActivity, call: _RecordedCall) -> _RecordedCommit:
@@ -302,8 +309,10 @@ class OtelTracer:
         self._record(commit, 1)
 
     def _record(self, recorded: _Recorded, own_spans: int) -> None:
-        spans = own_spans + len(recorded.activity.requests)
-        self._sender.add(partial(recorded.add_to, new_id=self._new_id), spans)
+        recorded.request_count = len(recorded.activity.requests)
+        add_spans = partial(recorded.add_to, new_id=self._new_id)
+        if not self._sender.add(add_spans, own_spans + recorded.request_count):
+            recorded.forget()
 
     def _chances(self, ratio: float) -> Iterator[Iterable[bool]]:
         """Yield runs of calls that are left out, each followed by one that is recorded.

@@ -16,6 +16,8 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
 import requests
@@ -42,6 +44,8 @@ TRACES_PATH = "/v1/traces"
 
 _TURN_COUNT = 16  # calls, commits and jobs; then the loop may go on, if it waits
 _RETRIED = frozenset({429, 502, 503, 504})  # statuses, by the specification of OTLP
+# Without the error, which may repeat a header: they have credentials.
+_UNSENDABLE = "its address or a header of OTEL_EXPORTER_OTLP_HEADERS is none of HTTP: correct it"
 _SCOPE = InstrumentationScope(name="shalekv", version=VERSION)
 _COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
@@ -92,22 +96,24 @@ class SpanSender:
         """Spans for which there was no place, and those that the collector has not taken."""
         return self._refused + self._lost
 
-    def add(self, add_spans: AddSpans, count: int) -> None:
-        """Send `count` spans some time later, or drop them: the queue is full.
+    def add(self, add_spans: AddSpans, count: int) -> bool:
+        """Send `count` spans some time later; False: they are dropped, since the queue is full.
 
         `add_spans` is called in the thread.
         """
         waiting = self._added - self._taken
         if waiting + count > QUEUE_MAX:
             self._refused += count
-            return
+            return False
         self._added += count
         self._queue.append((add_spans, count))
         if waiting < BATCH_MAX <= waiting + count:
             self._is_due.set()
+        return True
 
     def close(self) -> None:
         """Send what is left. What cannot be sent in `CLOSE_TIMEOUT_S` is lost."""
+        self._collector.ends_s = time.monotonic() + CLOSE_TIMEOUT_S
         self._collector.is_closing.set()
         self._is_due.set()
         self._thread.join(CLOSE_TIMEOUT_S)
@@ -155,7 +161,7 @@ class SpanSender:
 
 
 class _Connection:
-    """Connection to a collector. For one thread, but `is_closing`."""
+    """Connection to a collector. For one thread, but `is_closing` and `ends_s`."""
 
     def __init__(self, collector: TraceCollector) -> None:
         self.endpoint = collector.endpoint
@@ -171,11 +177,12 @@ class _Connection:
         if self._compress is not None:
             self._session.headers["Content-Encoding"] = collector.compression
         self.is_closing = threading.Event()  # nothing is tried again
+        self.ends_s = inf  # when nobody waits any longer for what is sent
 
     def send(self, message: bytes) -> str:
         """Send a message; returns why it was not taken, or ""."""
         data = message if self._compress is None else self._compress(message)
-        end_s, delay_s = time.monotonic() + EXPORT_TIMEOUT_S, RETRY_DELAY_S
+        end_s, delay_s = min(time.monotonic() + EXPORT_TIMEOUT_S, self.ends_s), RETRY_DELAY_S
         while True:
             try:
                 reply = self._session.post(
@@ -186,10 +193,12 @@ class _Connection:
                     timeout=max(end_s - time.monotonic(), 0.1),
                     allow_redirects=False,
                 )
-            except OSError as error:
+            except ValueError:
+                return _UNSENDABLE
+            except Exception as error:  # noqa: BLE001 - the thread goes on with the next batch
                 problem = _problem_of(error)
             else:
-                if reply.ok:
+                if HTTPStatus.OK <= reply.status_code < HTTPStatus.MULTIPLE_CHOICES:
                     return ""
                 problem = f"it answers with status {reply.status_code}"
                 if reply.status_code not in _RETRIED:
@@ -199,12 +208,12 @@ class _Connection:
             delay_s *= 2
 
 
-def _problem_of(error: OSError) -> str:
+def _problem_of(error: Exception) -> str:
     if isinstance(error, requests.exceptions.SSLError):
         return "there is no TLS connection to it: a certificate is missing or not trusted"
     if isinstance(error, requests.RequestException):
         return "it does not answer"
-    return str(error)  # such as a file of certificates that is missing
+    return str(error) or type(error).__name__  # such as a file of certificates that is missing
 
 
 @contained

@@ -39,9 +39,9 @@ class Tracer(Protocol):
     def end_call(self, activity: CallActivity, code: str, ended_ns: int) -> None:
         """Record the span of a call: admission, store requests, and a link to its commit.
 
-        `code` is the name of its status; nothing is added to the activity any more. Begins the span
-        of the group of its commit, if it is the first one of the group that is recorded. REQUIRES:
-        it has a span.
+        `code` is the name of its status. Requests that are added to the activity afterwards are not
+        recorded. Begins the span of the group of its commit, if it is the first one of the group
+        that is recorded. REQUIRES: it has a span.
         """
         ...
 

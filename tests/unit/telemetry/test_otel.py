@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from weakref import ref
 
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from shalekv.errors import StoreBroken
+from shalekv.telemetry import otlp
 from shalekv.telemetry.activity import CURRENT, CallActivity, CommitActivity
 from shalekv.telemetry.otel import OtelTracer
 from shalekv.telemetry.otlp import TraceCollector
@@ -20,6 +24,7 @@ from tests.servers.otlp import Collector, collector
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 MS = 1_000_000
 NOWHERE = "http://127.0.0.1:1"
+SERVER = Span.SPAN_KIND_SERVER
 
 
 def tracer_to(url: str, ratio: float = 1.0) -> OtelTracer:
@@ -127,6 +132,67 @@ async def test_a_call_and_its_commit_link_to_each_other() -> None:
     (admission,) = collected.children(calls[True])
     assert admission.name == "admission"
     assert admission.duration_ms == pytest.approx(2.0)
+
+
+async def test_spans_are_what_otlp_says() -> None:
+    """Ids have their lengths, flags say that a span is recorded and where its parent is, links name
+    spans that were sent, and events are within their span, on the clock of the machine.
+    """
+    async with collected_from() as (tracer, collected):
+        for parent in (SpanContext(TRACE, SPAN, is_sampled=True), None):
+            call = begun_call(tracer, parent)
+            call.commit = stored_group(call.began_ns + MS)
+            tracer.end_call(call, "OK", now_ns())
+            tracer.end_commit(call.commit)
+    calls = {span.trace_id: span.span_id for span in collected.messages if span.kind == SERVER}
+    commits = {span.trace_id: span.span_id for span in collected.messages if span.name == "commit"}
+    assert len(calls) == len(commits) == 2
+    for span in collected.messages:
+        is_remote = span.trace_id.hex() == TRACE and span.kind == SERVER
+        assert span.flags == (0x301 if is_remote else 0x101)
+        named: list[Span | Span.Link] = [span, *span.links]
+        assert {(len(each.trace_id), len(each.span_id)) for each in named} == {(16, 8)}
+        assert len(span.parent_span_id) == (8 if is_remote or span.name == "create wal" else 0)
+        linked = [(link.trace_id, link.span_id, link.flags) for link in span.links]
+        for others, is_one in ((commits, span.kind == SERVER), (calls, span.name == "commit")):
+            assert not is_one or linked[0] in {(*each, 0x101) for each in others.items()}
+        events_ns = [event.time_unix_nano for event in span.events]
+        times_ns = [span.start_time_unix_nano, *events_ns, span.end_time_unix_nano]
+        assert times_ns == sorted(times_ns)
+
+
+@pytest.mark.parametrize("queue_max", [0, otlp.QUEUE_MAX], ids=["dropped", "sent"])
+async def test_spans_hold_nothing_afterwards(
+    monkeypatch: pytest.MonkeyPatch, queue_max: int
+) -> None:
+    """Their activities go at once, without a search for garbage, which is rare under load."""
+    monkeypatch.setattr(otlp, "QUEUE_MAX", queue_max)
+    gc.disable()
+    try:
+        async with collected_from() as (tracer, collected):
+            call, group = begun_call(tracer), stored_group(now_ns())
+            call.commit = group
+            tracer.end_call(call, "OK", now_ns())
+            tracer.end_commit(group)
+            held = [ref(call.sent), ref(group.sent)]
+            del call, group
+        assert [each() for each in held] == [None, None]
+    finally:
+        gc.enable()
+    assert tracer.dropped + len(collected.spans) == 3
+
+
+async def test_what_goes_on_is_not_part_of_a_span() -> None:
+    """A call or a job ends while a load that it has begun goes on for others."""
+    async with collected_from() as (tracer, collected):
+        call, job = begun_call(tracer), tracer.begin_job("compaction")
+        tracer.end_call(call, "CANCELLED", now_ns())
+        tracer.end_job(job, {})
+        for activity in (call, job):
+            activity.begin_request("get", "levels/some.sst", now_ns())
+            activity.sent.add({"read": 1})
+    assert {span.name for span in collected.spans} == {"KV.Put", "compaction"}
+    assert collected.named("compaction")[0].attributes == {}
 
 
 async def test_a_group_without_recorded_calls_has_no_span() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ from shalekv.telemetry.otlp import Spans, SpanSender, TraceCollector
 from tests.servers.otlp import Collector, collector
 
 NOWHERE = "http://127.0.0.1:1"
+HANGS_S = 10
 RESOURCE = [KeyValue(key="service.name", value=AnyValue(string_value="shalekv"))]
 TRACE, SPAN = bytes(range(1, 17)), bytes(range(1, 9))
 
@@ -48,6 +50,7 @@ def add(sender: SpanSender, name: str = "KV.Put") -> None:
     [
         ([503, 429], 3, ""),
         ([400], 1, "it answers with status 400"),
+        ([307], 1, "it answers with status 307"),
         ([503] * 9, 3, "it answers with status 503"),
     ],
 )
@@ -72,15 +75,24 @@ async def test_a_batch_is_tried_again_if_that_may_help(
     assert sender.dropped == bool(problem)
 
 
-def test_a_wrong_file_of_certificates_is_told() -> None:
-    """The line names the file that is missing."""
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (TraceCollector("https://127.0.0.1:1", certificate_file="/missing.pem"), "/missing.pem"),
+        (TraceCollector(NOWHERE, headers={"authorization": "Bearer €"}), "HEADERS is none of HTTP"),
+        (TraceCollector("http://a..b"), "its address"),
+    ],
+)
+def test_a_wrong_setting_is_told(wrong: TraceCollector, problem: str) -> None:
+    """The line says what is wrong, without credentials, and the thread goes on."""
     with structlog.testing.capture_logs() as lines:
-        refusing = TraceCollector("https://127.0.0.1:1", certificate_file="/missing.pem")
-        sender = SpanSender(refusing, RESOURCE, time.perf_counter_ns)
+        sender = SpanSender(wrong, RESOURCE, time.perf_counter_ns)
         add(sender)
         sender.close()
     (line,) = lines
-    assert "/missing.pem" in line["problem"]
+    assert problem in line["problem"]
+    assert "Bearer" not in line["problem"]
+    assert sender.dropped == 1
 
 
 async def test_the_thread_ends_and_survives_bugs() -> None:
@@ -114,6 +126,20 @@ def test_an_unreachable_collector_is_one_line(
     (line,) = lines
     assert (line["event"], line["problem"]) == ("spans are lost", "it does not answer")
     assert not caplog.records
+
+
+def test_the_thread_ends_if_the_collector_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the end nobody waits for an answer, whatever time a batch has otherwise."""
+    monkeypatch.setattr(otlp, "EXPORT_TIMEOUT_S", 10 * HANGS_S)
+    monkeypatch.setattr(otlp, "CLOSE_TIMEOUT_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        sender = sender_to(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        add(sender)
+        sender.close()
+        for thread in threading.enumerate():
+            if thread.name == "spans":
+                thread.join(HANGS_S)
+    assert sender.dropped == 1
 
 
 async def test_what_the_queue_does_not_hold_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
