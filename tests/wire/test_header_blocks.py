@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from random import Random
 from typing import Any, TypeAlias
@@ -11,7 +12,7 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv_wire.frames import DEFAULT_TABLE_BYTES, ConnectionFault
+from shalekv_wire.frames import DATA, DEFAULT_TABLE_BYTES, END_HEADERS, ConnectionFault
 from shalekv_wire.headers import (
     FIELDS_MAX,
     FieldEncoder,
@@ -25,8 +26,10 @@ from shalekv_wire.headers import (
     status_fields,
     timeout_field,
 )
+from shalekv_wire.sending import Sender
 from shalekv_wire.status import StatusCode
 from tests.fuzz.budget import attempts, budgets, replayable
+from tests.wire.core import parsed
 
 BUDGET_S = 0.5
 LIST_BYTES_MAX = 1 << 16
@@ -132,6 +135,56 @@ def _limit_table(encoder: FieldEncoder, decoder: Decoder, random: Random) -> Non
     if not encoder.has_prefix and decoder.header_table_size > size_bytes:
         # The announcement was made earlier, or the table is not used.
         decoder.header_table_size = size_bytes
+
+
+@pytest.mark.parametrize("table_bytes", [0, DEFAULT_TABLE_BYTES])
+@pytest.mark.parametrize("window", [7, 1 << 16])
+def test_replies_have_the_fields_of_their_calls(table_bytes: int, window: int) -> None:
+    """Some, none or many, in the first reply and in later ones, whose other fields are in the
+    table, if the peer allows one; also while flow control holds the reply back.
+    """
+    sender, decoder, names = Sender(lambda: None), Decoder(), [b"", b"a", b"v" * 40_000]
+    decoder.max_header_list_size = 1 << 17
+    for number, name in enumerate(names * 3):
+        if number == len(names):  # the peer's wish comes when fields are in the table
+            sender.limit_table(table_bytes)
+            decoder.max_allowed_table_size = table_bytes
+        fields = [(b"x-name", name)] if name else []
+        call = OneReply(2 * number + 1, window)
+        sender.reply(call, b"reply", b"".join(literal(*field) for field in fields))
+        data = sender.take()
+        if call.unsent is not None:
+            sender.widen_stream(call, 1 << 10)
+            data += sender.take()
+        blocks, body = [b""], b""
+        for frame in parsed(data):
+            assert frame.stream_id == call.id
+            if frame.kind == DATA:
+                body += frame.payload
+                continue
+            blocks[-1] += frame.payload
+            if frame.flags & END_HEADERS:
+                blocks.append(b"")
+        header, trailers = (listed(decoder.decode(block, raw=True)) for block in blocks[:2])
+        assert header == [(b":status", b"200"), (b"content-type", b"application/grpc"), *fields]
+        assert trailers == [(b"grpc-status", b"0")]
+        assert (body, blocks[2:], call.has_ended) == (b"\0\0\0\0\5reply", [b""], True)
+
+
+class OneReply:
+    """A stream that sends a reply."""
+
+    def __init__(self, stream_id: int, send_window: int) -> None:
+        self.id = stream_id
+        self.send_window = send_window
+        self.unsent: deque[memoryview] | None = None
+        self.ending: bytes | None = None
+        self.has_ended = False
+
+    def on_sent(self) -> None: ...
+
+    def on_local_end(self) -> None:
+        self.has_ended = True
 
 
 @given(

@@ -11,11 +11,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.clock import LoopClock, MachineClock
-from shalekv.rpc.call_telemetry import Recorders
+from shalekv.rpc.call_telemetry import NotedCall, Recorders
 from shalekv.server.access.audit import AuditLog
 from shalekv.server.access.audit_file import AuditFile
 from shalekv.server.access.guard import Guard
+from shalekv.server.service import Call
 from shalekv.settings import AccessSettings, AuditLevel
+from shalekv.telemetry.activity import CURRENT, CallActivity
 from shalekv.telemetry.slow_calls import SlowCalls
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
 from tests.kit.processes.in_process import memory_store
@@ -85,6 +87,13 @@ async def test_calls_do_not_fail_with_what_records_them(broken: str) -> None:
     async with serving(recorders=recorders) as it:
         assert await outcomes(it) == expected
     assert grpc.StatusCode.INTERNAL not in expected
+
+
+def test_a_call_is_the_current_one_while_it_is_answered() -> None:
+    """What it reads at once is recorded in it, and what comes afterwards is not."""
+    noted = NotedCall("KV.Get", 0, Call(), activity=CallActivity(0))
+    assert noted.run(CURRENT.get) is noted.activity
+    assert CURRENT.get() is None
 
 
 async def test_the_log_goes_on_with_a_tracer_that_fails() -> None:

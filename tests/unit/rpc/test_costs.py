@@ -109,6 +109,8 @@ async def test_dollars_equal_counted_requests_to_the_last_digit() -> None:
         elif dimension is CostDimension.PRINCIPAL:
             others = ("batch_get", "count", "scan", "session", "stats")
             assert calls[ANONYMOUS] == 3 * len(keys) + len(others)
+        else:  # the charged commit of a group stands for all of them
+            assert sum(calls.values()) >= 2 * len(keys)
 
 
 async def test_the_first_call_of_a_token_is_charged_to_its_principal() -> None:
