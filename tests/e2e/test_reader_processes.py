@@ -34,8 +34,8 @@ from tests.servers.process import free_port
 
 CLIENTS = 4
 WAIT_S = 60.0
-POLL_MS = 20
-PAUSE_MS = 5  # between two reads of a client: processes have to start beside them
+POLL_MS = 100  # a status asks all processes, which have to start meanwhile
+PAUSE_MS = 20  # between two reads of a client: as well
 PRICES = "writes=1,lists=1,reads=1,deletes=1"
 PARENT = "shalekv.cli.process.reader_parent"
 # Seconds are tenths of them: a process that is stopped is missed soon. It is killed late enough for
@@ -215,26 +215,32 @@ async def check_statuses(load: Load, reader: Child) -> Status:
 
 
 async def costs(clients: Sequence[Client]) -> dict[str, float]:
-    """Let each client send requests to the store; return the requests by origin.
+    """Let each client send requests to the store; return the dollars by origin.
 
-    Dollars of each dimension are those of all requests that the processes have sent.
+    Whichever process is asked, none is less than another process has told before, and those of each
+    dimension are the dollars of all requests that the processes have sent.
     """
     for client in clients:
         snapshot = await client.create_snapshot(ttl_s=60)
         await client.delete_snapshot(snapshot.id)
-    stats = await clients[0].stats()
-    sent = Counter[RequestKind]()
-    for process in stats.processes:
-        sent.update(process.requests)
-    for dimension in CostDimension:
-        found = [each for each in stats.origins if each.dimension is dimension]
-        requests = Counter[RequestKind]()
-        for each in found:
-            requests.update(each.requests)
-        assert +requests == +sent
-        dollars = sum(Decimal(repr(each.dollars)) for each in found)
-        assert dollars == Decimal(sent.total()) / 1_000
-    return {f"{each.dimension} {each.name}": each.dollars or 0.0 for each in stats.origins}
+    told: dict[str, float] = {}
+    for client in clients:
+        stats = await client.stats()
+        sent = Counter[RequestKind]()
+        for process in stats.processes:
+            sent.update(process.requests)
+        for dimension in CostDimension:
+            found = [each for each in stats.origins if each.dimension is dimension]
+            requests = Counter[RequestKind]()
+            for each in found:
+                requests.update(each.requests)
+            assert +requests == +sent
+            dollars = sum(Decimal(repr(each.dollars)) for each in found)
+            assert dollars == Decimal(sent.total()) / 1_000
+        now = {f"{each.dimension} {each.name}": each.dollars or 0.0 for each in stats.origins}
+        assert {name: now[name] for name in told if now[name] < told[name]} == {}
+        told = now
+    return told
 
 
 async def check_lists(load: Load) -> None:

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from shalekv.cli.process.reader_messages import Asked, Question, ToParent
+from shalekv.cli.process.reader_messages import Asked, Question, ToParent, fitting
 from shalekv.cli.process.reader_parent import Child, ChildPlace
 from shalekv.server.replies.costs import counts_by_kind
 from shalekv.store.api import RequestKind
 from shalekv.telemetry.activity import Activity
 from shalekv.telemetry.costs import BACKGROUND
 from shalekv.v1 import admin_pb2
+from tests.kit.constants import constants
 from tests.unit.server.test_whole_costs import check_sums, origins, stats_of
 from tests.unit.telemetry.test_costs import Process
 
@@ -73,6 +74,12 @@ async def test_costs_are_sums_over_processes_with_the_same_number() -> None:
     found = origins(both, METHOD)
     assert counts_by_kind(found["KV.Get"].requests) == {"read": 8}
     assert counts_by_kind(found[BACKGROUND].requests) == {"read": 4}
+
+
+def test_answers_that_do_not_fit_into_a_message_are_missing() -> None:
+    """The others are told: a message that is too long would end the process that gets it."""
+    with constants({"shalekv.cli.process.reader_messages:ANSWERS_BYTES_MAX": 5}):
+        assert [*fitting([b"abc", b"defg", b"", b"hi", b"j"])] == [b"abc", b"", b"", b"hi", b""]
 
 
 async def test_a_process_that_ends_while_it_is_asked_has_no_answer() -> None:

@@ -51,7 +51,7 @@ With --by: what the calls of each method, principal or prefix of keys have cost,
 and per 1,000 calls. "background" is what no call has caused, "other" are those with little cost.
 These are the requests of what answers calls, without compactor and collector: of a reader with
 --processes, those of all of them, and of those before them. Of one that has crashed, the last
-second may be missing.
+second, or its start, may be missing.
 Commits that share a request are charged in turn, so the costs of a few are a matter of chance, and
 so are the calls of a prefix.
 

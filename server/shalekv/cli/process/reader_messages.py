@@ -25,12 +25,15 @@ through another socket, whose number is the argument of the process.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel, ConfigDict
 
 from shalekv.settings import ReaderConfig
 
 MESSAGE_BYTES_MAX = 64 << 20  # a status of 1,000 snapshots takes 100 KB
+# Answers in one message, where base64 makes them a third longer: long profiles of many processes.
+ANSWERS_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 
 
 class _Message(BaseModel):
@@ -126,3 +129,12 @@ class ToParent(_Message):
     withdraw: Question | None = None
     answers: Question | None = None  # also without having been asked
     answer: bytes = b""  # with `answers`; empty: it cannot say
+
+
+def fitting(answers: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the answers that fit into one message; the others are empty, and so count as none."""
+    left_bytes = ANSWERS_BYTES_MAX
+    for answer in answers:
+        fits = len(answer) <= left_bytes
+        left_bytes -= len(answer) if fits else 0
+        yield answer if fits else b""

@@ -42,6 +42,7 @@ from shalekv.cli.process.reader_messages import (
     ToChild,
     ToParent,
     Whole,
+    fitting,
 )
 from shalekv.cli.process.shutdown import StopRequest, on_hangup
 from shalekv.cli.process.supervisor import RestartDelay, child_environment
@@ -225,7 +226,7 @@ class ChildPlace:
     def stats(self, asking: Child) -> bytes:
         """Add up what its processes have told, but for the one that asks.
 
-        One that does not answer has told its own with each pong: nothing is missing.
+        One that does not answer has told its own with each pong: the last second may be missing.
         """
         stats = admin_pb2.StatsReply()
         stats.CopyFrom(self._stats)
@@ -469,18 +470,18 @@ class ReaderParent:
             raise
         asked = question.asked
         now_ms = self._clock.monotonic_ms()
-        answered = [*zip(self._places, answers, strict=True)]
         if asked is Asked.METRICS:
             metrics = Metrics()
             add_process_use(metrics, ROLE)
-            for place, answer in answered:
+            for place, answer in zip(self._places, answers, strict=True):
                 place.fill(metrics, asking, has_answered=bool(answer))
             whole = Whole(question=question, metrics=metrics.encode())
             asking.send(ToChild(whole=whole))
             return
         if asked is Asked.STATS:
-            answered = [(place, place.stats(asking)) for place in self._places]
-        states = tuple(place.state(now_ms, answer) for place, answer in answered)
+            answers = [place.stats(asking) for place in self._places]
+        fit = zip(self._places, fitting(answers), strict=True)
+        states = tuple(place.state(now_ms, answer) for place, answer in fit)
         uptime_ms = int(now_ms - self._began_ms)
         whole = Whole(question=question, uptime_ms=uptime_ms, children=states)
         asking.send(ToChild(whole=whole))
