@@ -46,6 +46,7 @@ NO_DECODERS = {
     "shalekv.format.columns.columns_of": "is given entries, not bytes",
     "shalekv.format.footer.checksum_of": "looks at a footer that was just made",
     "shalekv.format.wal_record.header_of": "encodes",
+    "shalekv.telemetry.profile._Taken.decode": "is told by a process of the same server",
     # tests/wire/test_hostile_bytes.py gives random and changed frames to whole connections.
     "shalekv_wire.frames.parse_goaway": "is tested with its connection",
     "shalekv_wire.frames.parse_settings": "is tested with its connection",

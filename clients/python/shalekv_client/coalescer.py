@@ -13,9 +13,9 @@ client holds no stream open.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from heapq import heappop, heappush
+from random import Random
 from typing import Any, TypeAlias, TypeVar
 
 from shalekv_client.closing import abandoned, client_closed
@@ -48,6 +48,7 @@ ABSENT_S = 60.0  # after this time sessions are tried again: the server may have
 
 Bucket: TypeAlias = set[Pending]
 ResultT = TypeVar("ResultT")
+_JITTER = Random()  # noqa: S311 (not the global one, which programs may seed)
 
 
 class Deadlines:
@@ -132,7 +133,7 @@ class _Backoff:
         It is no shorter than the server advises.
         """
         self._failures = 1 if has_answered else self._failures + 1
-        chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
+        chance = _JITTER.random()
         longest_s = min(REOPEN_MAX_S, REOPEN_INITIAL_S * 2.0 ** (self._failures - 1))
         advice_s = (reason.details.retry_after_ms or 0) / 1_000.0
         delay_s = max(longest_s * (0.5 + 0.5 * chance), advice_s * (1.0 + 0.5 * chance))

@@ -10,8 +10,8 @@ commits = [future.result() for future in futures]
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
+from random import Random
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from shalekv_client import operations
@@ -44,6 +44,7 @@ ResultT = TypeVar("ResultT")
 
 
 END_TIMEOUT_S = 1.0  # for the server to end a session in which everything is answered
+_JITTER = Random()  # noqa: S311 (not the global one, which programs may seed)
 
 
 class SessionServer(Protocol):
@@ -96,7 +97,7 @@ class StreamServers:
         may_help = self._fleet.failed(server, error, Destination.WRITER)
         if not may_help and not may_repeat(error, is_repeatable=True):
             raise error
-        chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
+        chance = _JITTER.random()
         delay_s = self._policy.backoff_ms(self._failures, error, chance) / 1_000.0
         left_s = self._deadline_s - asyncio.get_running_loop().time() - delay_s
         if left_s <= 0 or self._failures >= self._policy.attempts_max:

@@ -8,11 +8,11 @@ and another one when that fails.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from itertools import count
+from random import Random
 from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -60,6 +60,7 @@ _TRANSIENT = (Cancelled, ConnectionLost, DeadlineExceeded, Fenced, Unreachable)
 # Begins a call: returns the address of its server, the call, and what takes the headers of its
 # replies. The argument is the reason why the call before ended, or None.
 OpenCall: TypeAlias = Callable[[ShaleKVError | None], Awaitable[tuple[str, ClientStream, OnHeader]]]
+_JITTER = Random()  # noqa: S311 (not the global one, which programs may seed)
 
 
 class _Requests:
@@ -445,7 +446,7 @@ class WatchMultiplexer:
     def _delay_s(self, failures: int, reason: ShaleKVError) -> float:
         policy = self._policy
         backoff_ms = min(policy.backoff_max_ms, policy.backoff_initial_ms * 2.0 ** (failures - 1))
-        chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
+        chance = _JITTER.random()
         advice_ms = reason.details.retry_after_ms or 0
         return max(backoff_ms * (0.5 + 0.5 * chance), advice_ms * (1.0 + 0.5 * chance)) / 1000.0
 

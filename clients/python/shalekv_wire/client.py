@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING
 
 from shalekv_wire.client_calls import StreamClientCall, UnaryClientCall
@@ -33,6 +33,7 @@ WRITE_BUFFER_BYTES_MAX = 256 * 1024  # of a connection, beyond which streams wai
 BACKOFF_FACTOR = 1.6
 BACKOFF_JITTER = 0.2
 CHECK_INTERVAL_S = 1.0  # between two looks at a connection with calls
+_JITTER = Random()  # noqa: S311 (not the global one, which programs may seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,7 @@ class _Backoff:
     def note_failure(self, reason: str) -> None:
         """Begin to wait."""
         self._reason = reason
-        spread = random.uniform(1.0 - BACKOFF_JITTER, 1.0 + BACKOFF_JITTER)  # noqa: S311
+        spread = _JITTER.uniform(1.0 - BACKOFF_JITTER, 1.0 + BACKOFF_JITTER)
         self._until_s = time.monotonic() + self._next_s * spread
         self._next_s = min(self._next_s * BACKOFF_FACTOR, self._options.backoff_max_s)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import random
 import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from shalekv_wire.deadlines import Deadlines
@@ -83,6 +83,7 @@ _TCP_OPTIONS = {
 _MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address, in IPv6
 
 _log = logging.getLogger(__name__)
+_JITTER = Random()  # noqa: S311 (not the global one, which programs may seed)
 
 
 @dataclass(slots=True)
@@ -333,7 +334,7 @@ class _ServerTransport(asyncio.Protocol):
         age_s = server.options.age_s
         self._lives_s = float("inf")
         if age_s is not None:
-            spread = random.uniform(1.0 - AGE_SPREAD, 1.0 + AGE_SPREAD)  # noqa: S311 - no secret
+            spread = _JITTER.uniform(1.0 - AGE_SPREAD, 1.0 + AGE_SPREAD)
             self._lives_s = age_s * spread
 
     # --- asyncio.Protocol

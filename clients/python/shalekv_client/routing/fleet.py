@@ -23,10 +23,10 @@ more, `explained` returns the ConnectionLost or NotSent to raise instead.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from google.protobuf.message import Message
@@ -80,6 +80,7 @@ ResultT = TypeVar("ResultT")
 PROBE_MS = 1_000  # the timeout of a question for a server's role
 UNNAMED: Metadata = ()  # of such a question, which may be asked for several calls
 READ_SEARCH_MS = 500.0  # the search for the writer by a read that no reader answers, each round
+_JITTER = Random()  # noqa: S311 (not the global one, which programs may seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +466,7 @@ class Fleet:
                     return 0.0
             elif await self._has_another_writer(state, left_ms):
                 return 0.0
-        chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
+        chance = _JITTER.random()
         delay_ms = state.delay_ms(error, chance, left_ms, has_choice=has_choice)
         if delay_ms is None:
             self._raise_final(state, error)
@@ -504,7 +505,7 @@ class Fleet:
         sole = self.endpoints.sole
         if sole is not None:
             return None if sole.role is None and self._must_ask(destination) else sole
-        chance = random.random()  # noqa: S311 (it spreads reads; nothing is kept secret)
+        chance = _JITTER.random()
         is_writer = destination is Destination.WRITER
         if self.endpoints.failing and not is_writer:
             self._probe_failing()

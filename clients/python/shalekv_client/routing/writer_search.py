@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
+from random import Random
 from typing import NamedTuple
 
 from shalekv_client.errors import (
@@ -22,6 +22,7 @@ PAUSE_INITIAL_S = 0.02
 PAUSE_MAX_S = 0.3
 # Before a server that has refused the caller is asked again: it counts wrong tokens.
 REFUSED_PAUSE_S = 1.0
+_JITTER = Random()  # noqa: S311 (not the global one, which programs may seed)
 
 
 class _Refusal(NamedTuple):
@@ -113,7 +114,7 @@ class WriterSearch:
             if self._is_over(reported if refresh else set()):
                 return
             refresh = True
-            chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
+            chance = _JITTER.random()
             await asyncio.sleep(pause_s * (0.5 + 0.5 * chance))
             pause_s = min(PAUSE_MAX_S, pause_s * 2.0)
 
