@@ -17,6 +17,7 @@ from types import FunctionType
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 
 from shalekv.rpc.server import Server
 from shalekv.settings import TlsSettings
@@ -93,6 +94,8 @@ async def test_examples_print_what_the_page_shows(
 ) -> None:
     """Every example runs, in the order of the page, and prints what is shown below it."""
     monkeypatch.chdir(tmp_path)
+    # A provider can be set once, for the whole process: that of the page must not outlive it.
+    monkeypatch.setattr(trace, "set_tracer_provider", lambda _: None)
     url = f"file://{Path(database.removeprefix('unix:')).parent}/db"
     reader = await processes.read(url)
     names: dict[str, Any] = {}
@@ -104,3 +107,4 @@ async def test_examples_print_what_the_page_shows(
             await type_in(code, names)
             assert capsys.readouterr().out == shown, code
         await names["client"].close()
+        names["provider"].shutdown()
