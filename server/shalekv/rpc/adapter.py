@@ -47,7 +47,6 @@ from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
 from shalekv.rpc.waiting_call import InProgress, WaitingCall, serialized
 from shalekv.runtime import Runtime
-from shalekv.server.access.audit import first_key
 from shalekv.server.access.guard import Guard, Permit
 from shalekv.server.replies.costs import fill_origins
 from shalekv.server.service import Answer, Call, DuplexStream, KvService, WatchService
@@ -209,7 +208,9 @@ class Adapter:
                 if type(context) is not Call or (
                     by_chance is not None
                     and (
-                        by_chance() if (parent := call.names.parent) is None else parent.is_sampled
+                        by_chance()
+                        if (parent := context.names.parent) is None
+                        else parent.is_sampled
                     )
                 ):
                     self._answer_noted(call, count, answer, request, context, began_ns, len(data))
@@ -228,7 +229,7 @@ class Adapter:
                 ended_ns = now_ns()
                 add_us((ended_ns - began_ns) // NS_PER_US)
                 if ended_ns - began_ns > slow_ns:
-                    noted = NotedCall(count.method, began_ns, context, first_key(request))
+                    noted = NotedCall(count.method, began_ns, context, request)
                     telemetry.end(noted, ended_ns, StatusCode.OK)
             except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
                 count.fail(now_ns() - began_ns, code_of(error))
@@ -479,7 +480,7 @@ class Adapter:
         noted = NotedCall(method, telemetry.now_ns(), context)
         if telemetry.samples(call.names.parent):
             telemetry.begin_traced(noted, request, call)
-        noted.key = first_key(request)
+        noted.request = request
         noted.begin_here()
         stream = NotedStream(noted, telemetry.now_ns)
         try:

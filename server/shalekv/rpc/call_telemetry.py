@@ -52,8 +52,14 @@ class NotedCall:
     method: str
     began_ns: int
     call: Call
-    key: bytes = b""  # empty: none, or that of its commit
+    request: Message | None = None  # for its key; None: that of its commit tells it
     activity: CallActivity | None = None  # None: it was answered without a task
+    commit_key: bytes = b""
+
+    @property
+    def key(self) -> bytes:
+        """The first key that it names; empty: none."""
+        return self.commit_key if self.request is None else first_key(self.request)
 
     @classmethod
     def of(
@@ -161,7 +167,7 @@ class CallTelemetry:
         assert self.tracer is not None
         activity = CallActivity(noted.began_ns, noted.call.names.parent)
         self.tracer.begin_call(noted.method, activity)
-        noted.activity, noted.key = activity, first_key(request)
+        noted.activity, noted.request = activity, request
         noted.call = noted.call.recorded_in(activity)
         if call is not None and activity.parent is None:
             call.name_trace(activity.trace_id)
@@ -181,7 +187,7 @@ class CallTelemetry:
         commit = behind = None
         if isinstance(reply, PendingReply):
             commit, behind = reply.activity, reply.queued_behind()
-            noted.key = noted.key or reply.first_key
+            noted.commit_key = reply.first_key
         elif noted.activity is not None:
             commit, behind = noted.activity.commit, noted.activity.queued_behind
         self._end_span(noted, ended_ns, code, commit)
@@ -224,8 +230,8 @@ class CallTelemetry:
         queued_behind: Sequence[StoreRequest] | None = None,
     ) -> None:
         call, key_hash = noted.call, ""
-        if noted.key:
-            key_hash = hash_of_key(call.secret, noted.key)
+        if key := noted.key:
+            key_hash = hash_of_key(call.secret, key)
         self.slow_calls.note(
             EndedCall(
                 noted.method,

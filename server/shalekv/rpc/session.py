@@ -25,7 +25,6 @@ from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget, Stream
 from shalekv.rpc.call_counts import NS_PER_US, MethodCount, code_of
 from shalekv.rpc.call_telemetry import CallTelemetry, NotedCall
 from shalekv.rpc.guarding import answer_guarded
-from shalekv.server.access.audit import first_key
 from shalekv.server.access.guard import Guard
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
@@ -355,7 +354,7 @@ class Session:
         if isinstance(answer, asyncio.Future):
             future = answer
         else:
-            call = _noted(call, kind, began_ns, first_key(request))
+            call = _noted(call, kind, began_ns, request)
             future = tasks.create_task(_outcome(answer), context=call.enter())
             if isinstance(answer, Coroutine):  # closed even if its task is cancelled before it runs
                 future.add_done_callback(lambda _: answer.close())
@@ -468,10 +467,12 @@ class Session:
             self._results.add(operation_id, _ERROR_TAG, data, given_bytes=size_bytes)
 
 
-def _noted(call: Call | NotedCall, kind: _Kind, began_ns: int, key: bytes = b"") -> NotedCall:
+def _noted(
+    call: Call | NotedCall, kind: _Kind, began_ns: int, request: Message | None = None
+) -> NotedCall:
     if isinstance(call, NotedCall):
         return call
-    return NotedCall(kind.calls.method, began_ns, call, key)
+    return NotedCall(kind.calls.method, began_ns, call, request)
 
 
 def _with_names(call: Call, operation: kv_pb2.SessionOperation) -> Call:

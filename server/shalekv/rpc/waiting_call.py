@@ -12,7 +12,6 @@ from shalekv.errors import ShaleError
 from shalekv.rpc.call_counts import MethodCount, code_of
 from shalekv.rpc.call_telemetry import CallTelemetry, NotedCall
 from shalekv.rpc.calls import ServerCall
-from shalekv.server.access.audit import first_key
 from shalekv.server.service import Call
 from shalekv.write.pending_replies import PendingReply
 from shalekv_wire.status import StatusCode
@@ -87,7 +86,7 @@ class WaitingCall:
             self._future = answer
         else:
             noted = self._noted = self._noted or self._note()
-            noted.key = noted.key or first_key(request)
+            noted.request = request
             self._future = noted.start(answer)
         self._calls.begin(self)
         self._call.on_cancel = self._leave
