@@ -96,15 +96,15 @@ def of_quorum(quorum: Quorum) -> list[Fault]:
         Fault("a safekeeper is killed", ("SafekeeperDisconnected",), lambda: without(quorum, 1)),
         Fault("two safekeepers are killed", ("QuorumLost",), lambda: without(quorum, 2)),
         Fault(
+            "safekeepers are cut off from the store",
+            ("LogUnarchived",),
+            lambda: refusing(quorum.proxy, ""),
+        ),
+        Fault(
             "a safekeeper is paused by SIGSTOP, and much is written",
             ("SafekeeperLags",),
             lambda: lagging(quorum),
             more_s=900.0,
-        ),
-        Fault(
-            "safekeepers are cut off from the store",
-            ("LogUnarchived",),
-            lambda: refusing(quorum.proxy, ""),
         ),
         Fault(
             "the disk of a safekeeper has 64 MiB",
