@@ -29,7 +29,7 @@ TASKS = 2
 async def collected(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Collector]:
-    """What a program with OpenTelemetry, and the executors it has configured, have sent."""
+    """Spans of a program with OpenTelemetry, and of the executors that it has configured."""
     async with collector() as collecting:
         provider = TracerProvider(shutdown_on_exit=False)
         exporter = OTLPSpanExporter(f"{collecting.url}/v1/traces")

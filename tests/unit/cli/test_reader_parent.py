@@ -1,4 +1,4 @@
-"""What the parent of reader processes adds up over those that have had the same number."""
+"""Sums that the parent of reader processes keeps over those that have had the same number."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def counted(place: ChildPlace, asking: Child) -> admin_pb2.StatsReply:
 
 
 async def test_costs_are_sums_over_processes_with_the_same_number() -> None:
-    """What one that has ended told last remains, its calls that had not ended as background; only
+    """The last numbers of a process that has ended remain, open calls as background; only
     the process that asks adds its own requests by itself.
     """
     place, running = ChildPlace(1, 0.0), Activity(0)
@@ -83,7 +83,7 @@ def test_answers_that_do_not_fit_into_a_message_are_missing() -> None:
 
 
 async def test_a_process_that_ends_while_it_is_asked_has_no_answer() -> None:
-    """Nobody waits for it any longer, even for the end of a profile."""
+    """A question to a process that has ended is over at once, even one for a profile."""
     profile = Question(asked=Asked.PROFILE, duration_ms=60_000, profile_id="1")
     async with started() as child:
         asking = [asyncio.create_task(child.ask(each)) for each in (STATS, profile)]

@@ -211,7 +211,7 @@ async def test_what_was_refused_is_not_sent_after_a_later_failure(
 
 
 async def test_what_was_refused_has_its_own_name(server: DictServer) -> None:
-    """All of it fails with the refusal of the first, but not with the name of that."""
+    """Operations that are refused together share the refusal, each with the name of its own."""
     refused: dict[str, asyncio.Future[Commit]] = {}
     async with (
         Client(server.address, access_token=Asked(OLD)) as client,

@@ -90,7 +90,7 @@ async def test_calls_do_not_fail_with_what_records_them(broken: str) -> None:
 
 
 def test_a_call_is_the_current_one_while_it_is_answered() -> None:
-    """What it reads at once is recorded in it, and what comes afterwards is not."""
+    """Reads inside of the call are recorded in its activity, and later ones are not."""
     noted = NotedCall("KV.Get", 0, Call(), activity=CallActivity(0))
     assert noted.run(CURRENT.get) is noted.activity
     assert CURRENT.get() is None

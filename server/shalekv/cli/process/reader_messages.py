@@ -55,7 +55,7 @@ class Asked(enum.StrEnum):
 
 
 class Question(_Message):
-    """What is asked. Those who ask an equal question at the same time get the same answer."""
+    """Question to all processes. Equal ones that are asked at the same time get one answer."""
 
     asked: Asked
     duration_ms: int = 0  # of a profile

@@ -1,4 +1,4 @@
-"""What the calls of several processes that share a port have cost, from the statistics of each.
+"""Costs of the calls of several processes that share a port, from the statistics of each.
 
 Requests are added as whole numbers, by kind. So the sums of each dimension stay equal to the
 requests that were counted, whatever becomes a part of "other".
